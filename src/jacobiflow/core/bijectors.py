@@ -1,0 +1,176 @@
+"""Elementwise monotone maps z = f(x; theta), their inverses and log-derivatives.
+
+theta is [..., P * D] for x [..., D]: P groups of D numbers. A map returns its value and the
+logarithm of its own derivative, elementwise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Bijector(Protocol):
+    """An elementwise map and how many parameters it takes for each number."""
+
+    @property
+    def params(self) -> int:
+        """Parameters a number of x."""
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """z and log |dz/dx|."""
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """x and log |dx/dz|."""
+
+
+@dataclass(frozen=True)
+class ExpAffine:
+    """z = (x - b) exp(-a), theta = (a, b): TarFlow's convention.
+
+    >>> f = ExpAffine()
+    >>> z, log_dz = f.forward(torch.tensor([3.0]), torch.tensor([0.0, 1.0]))
+    >>> z.item(), log_dz.item()
+    (2.0, -0.0)
+    """
+
+    params: int = 2
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = theta.chunk(2, dim=-1)
+        return (x - b) * torch.exp(-a), -a
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = theta.chunk(2, dim=-1)
+        return torch.addcmul(b, z, torch.exp(a)), a
+
+
+@dataclass(frozen=True)
+class Shift:
+    """z = x - b, theta = b: the volume-preserving convention."""
+
+    params: int = 1
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return x - theta, torch.zeros_like(x)
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return z + theta, torch.zeros_like(z)
+
+
+@dataclass(frozen=True)
+class ScaleAffine:
+    """z = s x + b, theta = (u, b), with s = softplus(u) + eps or s = sigmoid(u + 2) + eps.
+
+    The two scale conventions of MAF libraries. `eps` bounds how much the inverse can stretch.
+    """
+
+    scale: Literal["softplus", "sigmoid"] = "softplus"
+    eps: float = 1e-3
+    params: int = 2
+
+    def scale_of(self, u: Tensor) -> Tensor:
+        """s(u), positive."""
+        return (F.softplus(u) if self.scale == "softplus" else torch.sigmoid(u + 2.0)) + self.eps
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        u, b = theta.chunk(2, dim=-1)
+        s = self.scale_of(u)
+        return torch.addcmul(b, x, s), s.log()
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        u, b = theta.chunk(2, dim=-1)
+        s = self.scale_of(u)
+        return (z - b) / s, -s.log()
+
+
+@dataclass(frozen=True)
+class Spline:
+    """Monotone rational-quadratic spline on [-bound, bound], the identity outside.
+
+    theta = (bins widths, bins heights, bins - 1 inner slopes), unconstrained. Widths and heights
+    are softmaxed with a floor of `min_bin`, slopes softplused with a floor of `min_slope`, and
+    the outermost slopes are 1, so that value and slope are continuous at the bounds.
+    Inside bin k, with t in [0, 1], width w, height h, s = h / w and slopes d0, d1:
+        z = z_k + h (s t^2 + d0 t (1 - t)) / (s + (d1 + d0 - 2 s) t (1 - t))
+    (Durkan et al., 2019, Neural Spline Flows.)
+    """
+
+    bins: int = 8
+    bound: float = 5.0
+    min_bin: float = 1e-3
+    min_slope: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.bins < 2 or self.bins * self.min_bin >= 1:
+            raise ValueError(f"a spline takes 2 to {int(1 / self.min_bin) - 1} bins, not {self.bins}")
+
+    @property
+    def params(self) -> int:
+        """bins widths, bins heights, bins - 1 slopes."""
+        return 3 * self.bins - 1
+
+    def _knots(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Knots in x and z [..., D, bins + 1] and the slopes at them."""
+        k = self.bins
+        theta = theta.unflatten(-1, (self.params, -1)).transpose(-1, -2)  # [..., D, P]
+        # A zero vector of slopes is slope 1: a fresh network gives the identity.
+        one = math.log(math.expm1(1.0 - self.min_slope))
+        slopes = self.min_slope + F.softplus(theta[..., 2 * k :] + one)
+        slopes = F.pad(slopes, (1, 1), value=1.0)
+        return self._edges(theta[..., :k]), self._edges(theta[..., k : 2 * k]), slopes
+
+    def _edges(self, raw: Tensor) -> Tensor:
+        sizes = self.min_bin + (1 - self.min_bin * self.bins) * raw.softmax(-1)
+        edges = F.pad(sizes.cumsum(-1), (1, 0)) * (2 * self.bound) - self.bound
+        edges[..., -1] = self.bound  # the sum rounds; the last edge must not
+        return edges
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        x_edges, z_edges, slopes = self._knots(theta)
+        inside = x.abs() < self.bound
+        x0, w, z0, h, d0, d1 = _bins(torch.where(inside, x, 0), x_edges, x_edges, z_edges, slopes)
+        t = (torch.where(inside, x, x0) - x0) / w
+        s = h / w
+        z = z0 + h * (s * t**2 + d0 * t * (1 - t)) / (s + (d1 + d0 - 2 * s) * t * (1 - t))
+        return torch.where(inside, z, x), torch.where(inside, _log_slope(t, s, d0, d1), 0)
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        x_edges, z_edges, slopes = self._knots(theta)
+        inside = z.abs() < self.bound
+        x0, w, z0, h, d0, d1 = _bins(torch.where(inside, z, 0), z_edges, x_edges, z_edges, slopes)
+        y = torch.where(inside, z, z0) - z0
+        s = h / w
+        # z(t) is a ratio of quadratics: solve a t^2 + b t + c = 0 by the stable formula.
+        mixed = d1 + d0 - 2 * s
+        a = h * (s - d0) + y * mixed
+        b = h * d0 - y * mixed
+        c = -s * y
+        t = 2 * c / (-b - torch.sqrt((b**2 - 4 * a * c).clamp_min(0)))
+        return torch.where(inside, x0 + t * w, z), torch.where(inside, -_log_slope(t, s, d0, d1), 0)
+
+
+def _bins(
+    value: Tensor, edges: Tensor, x_edges: Tensor, z_edges: Tensor, slopes: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """x_k, width, z_k, height and both slopes of the bin of `edges` that holds each value."""
+    last = edges.shape[-1] - 2
+    k = (value.unsqueeze(-1) >= edges).sum(-1, keepdim=True).sub_(1).clamp_(0, last)
+
+    def at(table: Tensor, i: Tensor) -> Tensor:
+        return table.gather(-1, i).squeeze(-1)
+
+    x0, z0 = at(x_edges, k), at(z_edges, k)
+    return x0, at(x_edges, k + 1) - x0, z0, at(z_edges, k + 1) - z0, at(slopes, k), at(slopes, k + 1)
+
+
+def _log_slope(t: Tensor, s: Tensor, d0: Tensor, d1: Tensor) -> Tensor:
+    """log dz/dx inside a bin."""
+    u = t * (1 - t)
+    top = s**2 * (d1 * t**2 + 2 * s * u + d0 * (1 - t) ** 2)
+    return top.log() - 2 * (s + (d1 + d0 - 2 * s) * u).log()

@@ -1,0 +1,356 @@
+"""The window loop: the inverse of any Block by parallel sweeps inside successive windows.
+
+A sweep updates all positions t of a window at once from the current guess:
+    x_t <- f^-1(z_t; theta_t(x_{<t}))
+The first position of a window is exact after one sweep, the second after two, and so on, from
+any finite guess; a window of one position is sequential decoding, a window over the whole
+sequence is Jacobi's method (Algorithm 1 of Zhang et al., 2026).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from jacobiflow.core.types import (
+    ON_FAILURE,
+    STATUSES,
+    Block,
+    BlockStats,
+    Cache,
+    Decoded,
+    DecodingError,
+    Init,
+    Method,
+    OnFailure,
+    Stats,
+    Status,
+)
+
+STRIKES = 3  # overflowing sweeps after which a sample is solved again with a narrower width
+CHECK_EVERY = 16  # positions between looks at whether sequentially decoded samples are finite
+ROUNDING = 8  # units in the last place within which a position stands still
+COMPACT_AT = 7 / 8  # converged rows leave the batch when this share or less is still moving
+EXACT, CONVERGED, FELL_BACK, SWEEP_LIMIT, NONFINITE = (s.rank for s in Status)
+
+
+def sequential(block: Block, z: Tensor) -> Decoded:
+    """Invert `block` exactly, one position at a time with a cached prefix. z: [N, T, D]."""
+    return decode(block, z, Method(width=1))
+
+
+def jacobi(block: Block, z: Tensor, *, tol: float, max_sweeps: int | None = None) -> Decoded:
+    """Invert `block` by sweeps over the whole sequence until a sample's update is <= tol."""
+    return decode(block, z, Method(width=None, tol=tol, max_sweeps=max_sweeps))
+
+
+def windowed(
+    block: Block, z: Tensor, *, width: int, tol: float, max_sweeps: int | None = None
+) -> Decoded:
+    """Invert `block` by parallel sweeps inside successive windows of `width` positions.
+
+    A window is exact after as many sweeps as it has positions; `tol` bounds a sample's last
+    update, not its error. width=1 is sequential decoding, width=block.length is Jacobi's.
+    """
+    return decode(block, z, Method(width=width, tol=tol, max_sweeps=max_sweeps))
+
+
+def decode(
+    block: Block,
+    z: Tensor,
+    method: Method,
+    *,
+    on_failure: OnFailure = "fallback",
+    cache: bool = True,
+    name: int = 0,
+) -> Decoded:
+    """x with z = block(x), solved as `method` says. z: [N, T, D], never written to.
+
+    on_failure: samples that overflow or reach max_sweeps are solved again with a narrower width
+    ("fallback"), reported as a DecodingError that names block `name` ("raise"), or handed back
+    as they are ("return"). A sample whose exact answer overflows raises only with "raise".
+    cache: keep what the conditioner computed for settled positions; False trades time for memory.
+    """
+    if on_failure not in ON_FAILURE:
+        raise ValueError(f"on_failure must be one of {', '.join(ON_FAILURE)}, not {on_failure!r}")
+    if z.ndim != 3 or z.shape[1] != block.length:
+        raise ValueError(f"z must be [N, {block.length}, D], not {list(z.shape)}")
+    began = time.perf_counter()
+    with torch.inference_mode():
+        run = _Run(block, z.detach(), method, on_failure, cache)
+        run.solve()
+    seconds = time.perf_counter() - began
+    status = tuple(STATUSES[c] for c in run.code.tolist())
+    stats = BlockStats(
+        sweeps=run.sweeps, evaluated=run.evaluated, update=run.update, status=status, seconds=seconds
+    )
+    if on_failure == "raise" and stats.worst.failed:
+        raise DecodingError(name, stats.samples(stats.worst), stats.worst)
+    # Clones made outside inference mode are ordinary tensors, which autograd may use.
+    return Decoded(
+        x=run.x.clone(),
+        log_det=run.slope.sum(1).clone(),
+        stats=Stats(blocks=(replace(stats, **stats_tensors(stats)),), seconds=seconds),
+    )
+
+
+def stats_tensors(stats: BlockStats) -> dict[str, Tensor]:
+    """The tensors of `stats` as ordinary ones."""
+    return {name: getattr(stats, name).clone() for name in ("sweeps", "evaluated", "update")}
+
+
+def first_guess(z: Tensor, init: Init) -> Tensor:
+    """Where sweeps begin; finite, and for each sample a function of that sample alone."""
+    if init == "zeros":
+        return torch.zeros_like(z)
+    if init == "noise":
+        draw = torch.Generator().manual_seed(0)
+        noise = torch.randn(z.shape[1:], generator=draw, dtype=torch.float64)
+        return noise.to(z).expand_as(z).contiguous()
+    return torch.where(z.isfinite(), z, 0)
+
+
+def narrower(width: int) -> int:
+    """The next width to try when sweeps of this width fail; 1 cannot fail."""
+    return width // 8 if width > 16 else 1
+
+
+@dataclass
+class _Rows:
+    """Some rows of the batch with all that a sweep of them needs."""
+
+    places: Tensor  # where they stand in the whole batch, on the CPU
+    block: Block
+    cache: Cache | None
+    z: Tensor
+    x: Tensor
+    slope: Tensor  # log |dx_t/dz_t|, summed over D
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+    def take(self, keep: Tensor) -> _Rows:
+        """A copy of the rows numbered in `keep` (on the CPU)."""
+        rows = keep.to(self.z.device)
+        return _Rows(
+            self.places[keep],
+            self.block.select(rows),
+            None if self.cache is None else self.cache.select(rows),
+            self.z[rows],
+            self.x[rows],
+            self.slope[rows],
+        )
+
+    def evaluate(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        """New values [n, hi - lo, D] and slopes [n, hi - lo] of positions lo .. hi - 1."""
+        theta = self.block.params(self.x, lo, hi, self.cache)
+        x, slope = self.block.inverse(self.z[:, lo:hi], theta)
+        return x, slope.sum(-1)
+
+    def settle(self, valid: int) -> None:
+        """The first `valid` positions will not change; the cache beyond them is stale."""
+        if self.cache is not None:
+            self.cache.valid = min(self.cache.valid, valid)
+
+    def cost(self, lo: int, hi: int) -> int:
+        """Positions that a sweep of lo .. hi - 1 puts through the conditioner."""
+        valid = 0 if self.cache is None else self.cache.valid
+        return hi - 1 - min(valid, lo - 1)
+
+
+class _Run:
+    """One block's inversion: answers and counts for the whole batch, filled in by windows."""
+
+    def __init__(
+        self, block: Block, z: Tensor, method: Method, on_failure: OnFailure, cache: bool
+    ) -> None:
+        self.block, self.z, self.method = block, z, method
+        self.on_failure, self.use_cache = on_failure, cache
+        n, self.length, _ = z.shape
+        self.width = min(method.width or self.length, self.length)
+        self.x = first_guess(z, method.init)
+        self.slope = z.new_zeros(n, self.length)
+        self.sweeps = torch.zeros(n, dtype=torch.long)
+        self.evaluated = torch.zeros(n, dtype=torch.long)
+        self.update = torch.zeros(n, dtype=torch.float64)
+        self.code = torch.full((n,), EXACT)
+        self.gone = torch.zeros(n, dtype=torch.bool)  # rows that take no part in further windows
+        self.again = torch.zeros(n, dtype=torch.bool)  # of those, the ones to solve narrower
+        self.known = torch.full((n,), self.length)  # positions before the first non-finite one
+
+    def solve(self) -> None:
+        """Window after window; then the failed samples again, narrower."""
+        n = len(self.z)
+        self.give_up((~self.z.isfinite().flatten(1).all(1)).nonzero()[:, 0].cpu(), 0)
+        cache = self.block.new_cache(n) if self.use_cache else None
+        rows = _Rows(torch.arange(n), self.block, cache, self.z, self.x, self.slope)
+        rows = self.sequential(self.staying(rows), 0, 1)  # the first position is given: no sweep
+        solve, step = (self.sequential, self.length) if self.width == 1 else (self.window, self.width)
+        for lo in range(0, self.length, step):
+            rows = solve(rows, max(lo, 1), min(lo + step, self.length))
+        self.put(rows)
+        self.fall_back(self.again.nonzero()[:, 0])
+        for i in (self.code == NONFINITE).nonzero()[:, 0].tolist():
+            self.x[i, self.known[i] :] = self.slope[i, self.known[i] :] = float("nan")
+
+    def sequential(self, rows: _Rows, lo: int, hi: int) -> _Rows:
+        """Positions lo .. hi - 1 one after the other, each exact; returns the rows that stay."""
+        for begin in range(lo, hi, CHECK_EVERY):
+            if not len(rows):
+                break
+            end = min(begin + CHECK_EVERY, hi)
+            for t in range(begin, end):
+                rows.x[:, t : t + 1], rows.slope[:, t : t + 1] = rows.evaluate(t, t + 1)
+            self.sweeps[rows.places] += end - max(begin, 1)
+            self.evaluated[rows.places] += end - max(begin, 1)
+            finite = rows.x[:, begin:end].isfinite().flatten(1).all(1).cpu()
+            if not bool(finite.all()):
+                self.give_up(rows.places[~finite], end)
+                rows = self.staying(rows)
+        return rows
+
+    def window(self, rows: _Rows, lo: int, hi: int) -> _Rows:
+        """Sweeps over positions lo .. hi - 1 until each row stops; returns the rows that stay."""
+        now = rows  # the rows in the sweep, those `moving` not stopped yet
+        moving = torch.ones(len(now), dtype=torch.bool)
+        strikes = torch.zeros(len(now), dtype=torch.long)
+        last = self.update.clone()
+        start = lo
+        for _ in range(min(hi - lo, self.method.max_sweeps or hi - lo)):
+            if not bool(moving.any()):
+                break
+            self.sweeps[now.places[moving]] += 1
+            self.evaluated[now.places[moving]] += now.cost(start, hi)
+            new, slope = now.evaluate(start, hi)
+            update, still, head = _compare(new, now.x[:, start:hi])
+            last[now.places[moving]] = update[moving]
+            over = moving & ~update.isfinite()
+            lost = torch.zeros_like(over)
+            if bool(over.any()):
+                strikes += over
+                lost = over & (~head | (strikes >= STRIKES))
+                self.lose(now, lost, over & ~head, start)
+                new = torch.where(new.isfinite(), new, first_guess(now.z, self.method.init)[:, start:hi])
+            self.write(now, moving & ~lost, start, hi, new, slope)
+            exact = start + still + 1 >= hi
+            done = moving & ~over & (exact | (update <= self.method.tol))
+            self.close(now.places[done], update[done], exact[done])
+            left = moving & ~done & ~lost
+            # The cache stays valid where none of its rows moved; the rows that go on start behind
+            # what they themselves have settled.
+            valid = start + int(still[moving].min())
+            start += int(still[left].min()) if bool(left.any()) else 0
+            now, moving, strikes = self.compact(now, left, strikes, valid, start)
+            start += 1
+        self.limit_reached(now.places[moving], last)
+        self.put(now)
+        if now is not rows and rows.x is not self.x:
+            where = rows.places.to(self.x.device)
+            rows.x, rows.slope = self.x[where], self.slope[where]
+        return self.staying(rows)
+
+    def compact(
+        self, now: _Rows, left: Tensor, strikes: Tensor, valid: int, ahead: int
+    ) -> tuple[_Rows, Tensor, Tensor]:
+        """Let the stopped rows go, if they are enough to pay for the copies."""
+        count = int(left.sum())
+        if count == 0 or count > COMPACT_AT * len(now):
+            now.settle(valid)
+            return now, left, strikes
+        self.put(now)
+        keep = left.nonzero()[:, 0]
+        now.settle(ahead)
+        fewer = now.take(keep)
+        now.settle(valid)
+        return fewer, left[keep], strikes[keep]
+
+    def write(
+        self, now: _Rows, moving: Tensor, lo: int, hi: int, new: Tensor, slope: Tensor
+    ) -> None:
+        """The sweep's results into the rows that are still moving."""
+        if not bool(moving.all()):
+            mask = moving.to(new.device)
+            new = torch.where(mask[:, None, None], new, now.x[:, lo:hi])
+            slope = torch.where(mask[:, None], slope, now.slope[:, lo:hi])
+        now.x[:, lo:hi] = new
+        now.slope[:, lo:hi] = slope
+
+    def close(self, places: Tensor, update: Tensor, exact: Tensor) -> None:
+        """These rows have solved the window."""
+        self.update[places] = torch.maximum(self.update[places], torch.where(exact, 0.0, update))
+        self.code[places] = torch.maximum(self.code[places], torch.where(exact, EXACT, CONVERGED))
+
+    def lose(self, now: _Rows, lost: Tensor, suspect: Tensor, start: int) -> None:
+        """Rows that overflow leave; those whose exact prefix overflows have no finite answer.
+
+        A later guess can poison an exact position (0 * inf is NaN), so a suspect is proved by
+        evaluating its first unsolved position once more, from its exact prefix alone.
+        """
+        retry = lost.clone()
+        if self.on_failure != "fallback":
+            retry[:] = False
+        elif bool(suspect.any()):
+            keep = suspect.nonzero()[:, 0]
+            now.settle(start - 1)
+            x, _ = now.take(keep).evaluate(start, start + 1)
+            retry[keep] = x.isfinite().flatten(1).all(1).cpu()
+        self.put(now)
+        self.again[now.places[retry]] = self.gone[now.places[retry]] = True
+        self.give_up(now.places[lost & ~retry], start)
+
+    def limit_reached(self, places: Tensor, last: Tensor) -> None:
+        """These rows still move after all the sweeps that they were given."""
+        if self.on_failure == "fallback":
+            self.again[places] = self.gone[places] = True
+        else:
+            self.code[places] = SWEEP_LIMIT
+            self.update[places] = torch.maximum(self.update[places], last[places])
+
+    def give_up(self, places: Tensor, known: int) -> None:
+        """These rows have no finite answer; their first `known` positions are all there is."""
+        self.code[places] = NONFINITE
+        self.known[places] = known
+        self.gone[places] = True
+
+    def fall_back(self, places: Tensor) -> None:
+        """Solve these rows again from the start, narrower."""
+        if not len(places):
+            return
+        where = places.to(self.z.device)
+        method = replace(self.method, width=narrower(self.width))
+        run = _Run(self.block.select(where), self.z[where], method, self.on_failure, self.use_cache)
+        run.solve()
+        self.x[where], self.slope[where] = run.x, run.slope
+        self.sweeps[places] += run.sweeps
+        self.evaluated[places] += run.evaluated
+        self.update[places] = run.update
+        self.code[places] = torch.where(run.code == NONFINITE, NONFINITE, FELL_BACK)
+        self.known[places] = run.known
+
+    def staying(self, rows: _Rows) -> _Rows:
+        """`rows` without those that are gone, whose answers are kept."""
+        gone = self.gone[rows.places]
+        if not bool(gone.any()):
+            return rows
+        self.put(rows)
+        return rows.take((~gone).nonzero()[:, 0])
+
+    def put(self, rows: _Rows) -> None:
+        """The rows' values into the answer."""
+        if rows.x is not self.x:
+            where = rows.places.to(self.x.device)
+            self.x[where], self.slope[where] = rows.x, rows.slope
+
+
+def _compare(new: Tensor, old: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row, on the CPU (the one host synchronisation of a sweep): the largest change,
+    how many leading positions stood still to rounding, whether the first position is finite."""
+    change = (new - old).abs()
+    rounding = ROUNDING * torch.finfo(new.dtype).eps
+    still = (change <= rounding * new.abs().clamp_min(1)).all(2).cumprod(1).sum(1)
+    head = new[:, 0].isfinite().all(1)
+    report = torch.stack((change.amax((1, 2)).double(), still.double(), head.double())).cpu()
+    return report[0], report[1].long(), report[2].bool()

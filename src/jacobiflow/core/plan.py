@@ -1,0 +1,111 @@
+"""Plan: one Method a block, in sampling order; plain data that can be saved and read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from jacobiflow.core.types import Init, JacobiflowError, Method
+
+FORMAT = "jacobiflow-plan"
+
+
+class PlanError(JacobiflowError, ValueError):
+    """A plan that cannot be read or does not fit the flow."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How each block is solved, the block next to the noise first.
+
+    `about` holds what was measured when the plan was made; it changes nothing.
+
+    >>> plan = Plan.selective(3, tol=0.5)
+    >>> [m.width for m in plan]
+    [1, None, None]
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    methods: tuple[Method, ...]
+    about: dict[str, Any] = field(default_factory=dict, compare=False, hash=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "methods", tuple(self.methods))
+        for i, method in enumerate(self.methods):
+            if not isinstance(method, Method):
+                raise PlanError(f"Plan takes jf.Method entries; entry {i} is {method!r}")
+
+    def __iter__(self) -> Iterator[Method]:
+        return iter(self.methods)
+
+    def __len__(self) -> int:
+        return len(self.methods)
+
+    def __getitem__(self, i: int) -> Method:
+        return self.methods[i]
+
+    @classmethod
+    def sequential(cls, blocks: int) -> Plan:
+        """Exact: one position at a time in every block."""
+        return cls((Method(width=1),) * blocks)
+
+    @classmethod
+    def uniform(cls, blocks: int, *, tol: float, init: Init = "previous") -> Plan:
+        """Whole-sequence sweeps in every block."""
+        return cls((Method(width=None, tol=tol, init=init),) * blocks)
+
+    @classmethod
+    def selective(cls, blocks: int, *, tol: float, init: Init = "previous") -> Plan:
+        """Sequential in the block next to the noise, whole-sequence sweeps in the others."""
+        rest = cls.uniform(max(blocks - 1, 0), tol=tol, init=init)
+        return cls((Method(width=1),)[:blocks] + rest.methods)
+
+    def to_json(self) -> str:
+        """As text that `from_json` reads."""
+        doc = {"format": FORMAT, "version": 1, "methods": [asdict(m) for m in self]}
+        return json.dumps(doc | ({"about": self.about} if self.about else {}), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan of `to_json`; PlanError says what is wrong with any other text."""
+        try:
+            doc = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise PlanError(f"a plan must be JSON: {error}") from None
+        if not isinstance(doc, dict) or doc.get("format") != FORMAT:
+            raise PlanError(f'a plan must be a JSON object with "format": "{FORMAT}"')
+        if doc.get("version") != 1:
+            raise PlanError(f"this release reads plans of version 1, not {doc.get('version')!r}")
+        entries, about = doc.get("methods"), doc.get("about", {})
+        if not isinstance(entries, list) or not isinstance(about, dict):
+            raise PlanError('a plan needs a list "methods" (and "about", if there, an object)')
+        known = {f.name for f in fields(Method)}
+        methods = []
+        for i, entry in enumerate(entries):
+            if not isinstance(entry, dict) or not entry.keys() <= known:
+                raise PlanError(f"methods[{i}] must be an object with fields of {sorted(known)}")
+            try:
+                methods.append(Method(**entry))
+            except (TypeError, ValueError) as error:
+                raise PlanError(f"methods[{i}]: {error}") from None
+        return cls(tuple(methods), about=about)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan that `save` wrote."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"cannot read the plan {path}: {error}") from None
+        try:
+            return cls.from_json(text)
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}") from None

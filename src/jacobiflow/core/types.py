@@ -1,0 +1,180 @@
+"""The words that every layer shares: what a block is, how it is solved, what came out."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+Init = Literal["zeros", "noise", "previous"]
+OnFailure = Literal["fallback", "raise", "return"]
+INITS: tuple[Init, ...] = ("zeros", "noise", "previous")
+ON_FAILURE: tuple[OnFailure, ...] = ("fallback", "raise", "return")
+
+
+class Cache(Protocol):
+    """What a conditioner remembers of the first `valid` positions, for a fixed set of rows.
+
+    The decoder lowers `valid` when it changes a position; `Block.params` raises it again.
+    """
+
+    valid: int
+
+    def select(self, rows: Tensor) -> Cache:
+        """A cache of these rows only. Copies the valid part; this cache stays as it is."""
+
+
+class Block(Protocol):
+    """An autoregressive map z_t = f(x_t; theta_t), theta_t a function of x_{<t}.
+
+    Positions are counted in the block's own order, whatever the order of the data. Labels,
+    context and guidance are bound before a decoder sees the block.
+    """
+
+    @property
+    def length(self) -> int:
+        """How many positions T a row has."""
+
+    def select(self, rows: Tensor) -> Block:
+        """The same block, bound to these rows of its labels or context."""
+
+    def new_cache(self, n: int) -> Cache:
+        """An empty cache for `n` rows."""
+
+    def params(self, x: Tensor, lo: int, hi: int, cache: Cache | None = None) -> Tensor:
+        """theta_t for lo <= t < hi, shape [n, hi - lo, P], from x [n, T, D].
+
+        With a cache only what lies at or beyond `cache.valid` is evaluated, and `cache.valid`
+        is hi - 1 afterwards. Nothing at or beyond hi - 1 is read.
+        """
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """z = f(x; theta) and log |dz/dx|, both [n, w, D]."""
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """x = f^-1(z; theta) and log |dx/dz|, both [n, w, D]."""
+
+
+class Status(enum.Enum):
+    """How a sample's decoding ended, from best to worst; the value says what to do about it."""
+
+    EXACT = "every position was solved to rounding; nothing to do"
+    CONVERGED = "the last update was within tol; lower tol for an answer closer to exact"
+    FELL_BACK = "sweeps failed and a narrower width solved it; plan a narrower width if it is frequent"
+    SWEEP_LIMIT = "max_sweeps was reached first; raise max_sweeps or tol, or use a narrower width"
+    NONFINITE = "the answer overflows in this dtype; try float64, or check the weights and the noise"
+
+    @property
+    def rank(self) -> int:
+        """0 is best."""
+        return _RANKS[self]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the sample has no answer within its tolerance."""
+        return self.rank >= Status.SWEEP_LIMIT.rank
+
+
+_RANKS = {status: i for i, status in enumerate(Status)}
+STATUSES: tuple[Status, ...] = tuple(Status)
+
+
+class JacobiflowError(Exception):
+    """Base of the errors that a user can cause; the message is one line that says what to do."""
+
+
+class DecodingError(JacobiflowError, ArithmeticError):
+    """Samples of a block could not be decoded, and the caller asked to hear of it."""
+
+    def __init__(self, block: int, samples: Sequence[int], status: Status) -> None:
+        self.block = block
+        self.samples = tuple(samples)
+        self.status = status
+        shown = ", ".join(map(str, self.samples[:8])) + (", ..." if len(self.samples) > 8 else "")
+        super().__init__(f"block {block}, samples {shown}: {status.value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How one block is solved: windows of `width` positions, swept until the update is <= `tol`.
+
+    width: positions a window; None is the whole sequence, 1 is sequential decoding.
+    tol: largest absolute change of a sample in its last sweep. It decides when a whole window
+        may stop; it does not bound the error. 0 asks for the exact answer.
+    max_sweeps: sweeps a window may take; None is the bound after which a window is exact.
+    init: the first guess of a window: "zeros", a fixed draw of standard normal "noise", or
+        "previous", the block's own input.
+    """
+
+    width: int | None = None
+    tol: float = 0.0
+    max_sweeps: int | None = None
+    init: Init = "previous"
+
+    def __post_init__(self) -> None:
+        for name, least in (("width", 1), ("max_sweeps", 1)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ValueError(f"Method.{name} must be a whole number or None, not {value!r}")
+            if value is not None and value < least:
+                raise ValueError(f"Method.{name} must be {least} or more, not {value}")
+        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float):
+            raise ValueError(f"Method.tol must be a number, not {self.tol!r}")
+        if not 0 <= self.tol < float("inf"):
+            raise ValueError(f"Method.tol must be finite and not negative, not {self.tol}")
+        if self.init not in INITS:
+            raise ValueError(f"Method.init must be one of {', '.join(INITS)}, not {self.init!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockStats:
+    """What one block cost and how it ended; tensors are [N], on the CPU."""
+
+    sweeps: Tensor  # parallel updates; T - 1 for sequential decoding, the first position is given
+    evaluated: Tensor  # positions that went through the conditioner, all sweeps together
+    update: Tensor  # largest absolute change in the last sweep of the last loosely closed window
+    status: tuple[Status, ...]
+    seconds: float
+
+    @property
+    def worst(self) -> Status:
+        """The worst status of any sample."""
+        return max(self.status, key=lambda s: s.rank, default=Status.EXACT)
+
+    def samples(self, status: Status) -> list[int]:
+        """Which samples ended so."""
+        return [i for i, s in enumerate(self.status) if s is status]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """The blocks in sampling order, the one next to the noise first."""
+
+    blocks: tuple[BlockStats, ...]
+    seconds: float
+    residual: Tensor | None = None  # [N], largest |encode(x) - z| of a sample, if it was asked for
+
+    @property
+    def status(self) -> Status:
+        """The worst status of any sample in any block."""
+        return max((b.worst for b in self.blocks), key=lambda s: s.rank, default=Status.EXACT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """x, and log |dx/dz| in nats [N], so that log p(x) = log p(z) - log_det."""
+
+    x: Tensor
+    log_det: Tensor
+    stats: Stats = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """z, and log |dz/dx| in nats [N], so that log p(x) = log p(z) + log_det."""
+
+    z: Tensor
+    log_det: Tensor

@@ -1,0 +1,28 @@
+"""Tensors of images as PNG files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+
+def to_pixels(x: Tensor) -> np.ndarray:
+    """Images [N, C, H, W] in [-1, 1] as uint8 [N, H, W, C]; values outside are cut, NaN is black."""
+    x = x.detach().cpu().float().nan_to_num(-1.0).clamp(-1, 1)
+    return np.asarray(((x + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy())
+
+
+def save_grid(x: Tensor, path: str | Path, *, columns: int = 8, gap: int = 1, zoom: int = 2) -> None:
+    """Images [N, C, H, W] in [-1, 1] as one PNG, row by row."""
+    pixels = to_pixels(x)
+    n, h, w, c = pixels.shape
+    rows = -(-n // columns)
+    sheet = np.full((rows * (h + gap) + gap, columns * (w + gap) + gap, c), 128, dtype=np.uint8)
+    for i, image in enumerate(pixels):
+        top, left = gap + (i // columns) * (h + gap), gap + (i % columns) * (w + gap)
+        sheet[top : top + h, left : left + w] = image
+    picture = Image.fromarray(sheet[..., 0] if c == 1 else sheet)
+    picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST).save(path)

@@ -1,0 +1,61 @@
+"""From stored pixels to what a flow is trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from jacobiflow.data.sources import Images
+
+Noise = Literal["gaussian", "dequantize", "none"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Data in the flow's space and labels (-1: dropped), or none."""
+
+    x: Tensor
+    labels: Tensor | None
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(self.x.to(device), None if self.labels is None else self.labels.to(device))
+
+    def __getitem__(self, rows: slice) -> Batch:
+        return Batch(self.x[rows], None if self.labels is None else self.labels[rows])
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def prepare(
+    images: Images,
+    index: Tensor,
+    draw: torch.Generator,
+    *,
+    noise: Noise = "none",
+    noise_std: float = 0.0,
+    flip: bool = False,
+    label_drop: float = 0.0,
+) -> Batch:
+    """Images number `index` in about [-1, 1], with what training adds to them.
+
+    "gaussian": pixel / 127.5 - 1 plus noise of standard deviation noise_std.
+    "dequantize": (pixel + u) / 128 - 1, u uniform in [0, 1).
+    """
+    pixels, n = images.pixels[index].float(), len(index)
+    if flip:
+        mirror = torch.rand(n, generator=draw) < 0.5
+        pixels = torch.where(mirror[:, None, None, None], pixels.flip(-1), pixels)
+    if noise == "dequantize":
+        x = (pixels + torch.rand(pixels.shape, generator=draw)) / 128 - 1
+    else:
+        x = pixels / 127.5 - 1
+    if noise == "gaussian":
+        x = x + noise_std * torch.randn(x.shape, generator=draw)
+    labels = None if images.labels is None else images.labels[index]
+    if labels is not None and label_drop:
+        labels = torch.where(torch.rand(n, generator=draw) < label_drop, -1, labels)
+    return Batch(x, labels)

@@ -1,0 +1,346 @@
+"""Flow: a stack of autoregressive blocks between data and standard normal noise."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from jacobiflow.core.decode import decode
+from jacobiflow.core.plan import Plan, PlanError
+from jacobiflow.core.types import (
+    INITS,
+    Block,
+    BlockStats,
+    Decoded,
+    Encoded,
+    Init,
+    JacobiflowError,
+    OnFailure,
+    Stats,
+)
+from jacobiflow.flows.guidance import Guidance
+
+PLANS = ("sequential", "uniform", "selective", "auto")
+
+
+class NonfiniteError(JacobiflowError, ValueError):
+    """Weights or context that are not finite: no decoder can make anything of them."""
+
+
+class Flow(nn.Module, ABC):
+    """x <-> z through `blocks`, stored in density order: blocks[0] is next to the data.
+
+    Stats and plans go in sampling order: their first block is next to the noise.
+    """
+
+    family: ClassVar[str]
+    default_tol: ClassVar[float]
+    default_init: ClassVar[Init] = "previous"
+    config: Any
+    blocks: nn.ModuleList
+
+    # What a family defines
+
+    @property
+    @abstractmethod
+    def latent_shape(self) -> tuple[int, ...]:
+        """The shape of one z."""
+
+    @property
+    @abstractmethod
+    def data_shape(self) -> tuple[int, ...]:
+        """The shape of one x."""
+
+    @abstractmethod
+    def to_sequence(self, x: Tensor) -> Tensor:
+        """Data [N, *data_shape] as sequences [N, T, D]."""
+
+    @abstractmethod
+    def from_sequence(self, x: Tensor) -> Tensor:
+        """Sequences [N, T, D] as data."""
+
+    @abstractmethod
+    def order(self, k: int) -> Tensor | None:
+        """The order in which block k takes the positions; None is as they come."""
+
+    @abstractmethod
+    def bind(self, k: int, condition: Tensor | None, guidance: Guidance) -> Block:
+        """Block k with labels or context and guidance bound."""
+
+    def prior_var(self) -> Tensor | None:
+        """Variance of the latent before it is standardised, [T, D]; None is 1."""
+        return None
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels the flow knows; 0: it takes none."""
+        return 0
+
+    @property
+    def context_features(self) -> int:
+        """How many numbers of context a row needs; 0: it takes none."""
+        return 0
+
+    def selective(self, tol: float, init: Init) -> Plan:
+        """The family's own rule of what to sweep."""
+        return Plan.selective(len(self.blocks), tol=tol, init=init)
+
+    # Density
+
+    def encode(
+        self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None
+    ) -> Encoded:
+        """z, standard normal if x is as the model believes, and log |dz/dx| [N] in nats."""
+        if tuple(x.shape[1:]) != self.data_shape:
+            raise ValueError(f"x must be [N, {_dims(self.data_shape)}], not {list(x.shape)}")
+        condition = self._condition(len(x), labels, context)
+        seq, log_det = self._encode(self.to_sequence(x), condition, Guidance())
+        return Encoded(z=seq.reshape(len(x), *self.latent_shape), log_det=log_det)
+
+    def _encode(
+        self, seq: Tensor, condition: Tensor | None, guidance: Guidance
+    ) -> tuple[Tensor, Tensor]:
+        log_det = seq.new_zeros(len(seq))
+        for k in range(len(self.blocks)):
+            block, order = self.bind(k, condition, guidance), self.order(k)
+            seq = seq if order is None else seq[:, order]
+            seq, slope = block.forward(seq, block.params(seq, 0, block.length))
+            log_det = log_det + slope.flatten(1).sum(1)
+            seq = seq if order is None else seq[:, _inverse(order)]
+        var = self.prior_var()
+        if var is not None:
+            seq = seq * var.rsqrt()
+            log_det = log_det - 0.5 * var.log().sum()
+        return seq, log_det
+
+    def log_prob(
+        self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None
+    ) -> Tensor:
+        """log p(x) [N] in nats: log N(z; 0, I) + log |dz/dx|."""
+        enc = self.encode(x, labels, context=context)
+        return standard_normal(enc.z) + enc.log_det
+
+    def bits_per_dim(
+        self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None
+    ) -> Tensor:
+        """-log2 p(x) / dims(x), [N].
+
+        This is the density of x itself. For x = (pixel + u) / 128 - 1, pixels of 0 .. 255, the
+        bits per dimension of the pixels are 7 more.
+        """
+        dims = math.prod(self.data_shape)
+        return -self.log_prob(x, labels, context=context) / (dims * math.log(2))
+
+    # Sampling
+
+    def noise(self, n: int, seed: int | None = None, *, start: int = 0) -> Tensor:
+        """Standard normal z of samples start .. start + n - 1; row i depends on (seed, i) only."""
+        if n < 0 or start < 0:
+            raise ValueError(f"noise takes n and start of 0 or more, not {n} and {start}")
+        key = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
+        rows = np.empty((n, *self.latent_shape))
+        for i in range(n):
+            bits = np.random.Philox(key=np.array([key, start + i], dtype=np.uint64))
+            np.random.Generator(bits).standard_normal(out=rows[i])
+        like = next(self.parameters())
+        return torch.from_numpy(rows).to(dtype=like.dtype, device=like.device)
+
+    def decode(
+        self,
+        z: Tensor,
+        plan: str | Path | Plan = "selective",
+        *,
+        tol: float | None = None,
+        labels: int | Tensor | None = None,
+        context: Tensor | None = None,
+        guidance: float | Guidance = 0.0,
+        init: Init | None = None,
+        check: bool = False,
+        on_failure: OnFailure = "fallback",
+        cache: bool = True,
+    ) -> Decoded:
+        """x with encode(x).z = z, as exact as the plan asks.
+
+        plan: "sequential" (exact), "uniform" (sweeps in every block), "selective" (the family's
+            rule), a Plan, or a path of one. tol and init belong to the named plans.
+        check: encode the answer and record |encode(x) - z| of each sample in stats.residual.
+        on_failure: see `jacobiflow.core.decode.decode`.
+        """
+        if tuple(z.shape[1:]) != self.latent_shape:
+            raise ValueError(f"z must be [N, {_dims(self.latent_shape)}], not {list(z.shape)}")
+        methods = self.plan(plan, tol=tol, init=init)
+        guide = guidance if isinstance(guidance, Guidance) else Guidance(weight=guidance)
+        condition = self._condition(len(z), labels, context)
+        self._refuse_nonfinite()
+        began = time.perf_counter()
+        with torch.no_grad():
+            seq, log_det, blocks = self._decode(z, methods, condition, guide, on_failure, cache)
+            x = self.from_sequence(seq)
+        seconds = time.perf_counter() - began
+        residual = None
+        if check:
+            with torch.no_grad():
+                again, _ = self._encode(seq, condition, guide)
+                residual = (again.reshape(z.shape) - z).abs().flatten(1)
+                residual = residual.amax(1) if residual.shape[1] else residual.new_zeros(len(z))
+        return Decoded(x=x, log_det=log_det, stats=Stats(blocks=blocks, seconds=seconds, residual=residual))
+
+    def _decode(
+        self,
+        z: Tensor,
+        plan: Plan,
+        condition: Tensor | None,
+        guidance: Guidance,
+        on_failure: OnFailure,
+        cache: bool,
+    ) -> tuple[Tensor, Tensor, tuple[BlockStats, ...]]:
+        seq = z.reshape(len(z), -1, 1) if z.ndim == 2 else z
+        log_det = seq.new_zeros(len(seq))
+        var = self.prior_var()
+        if var is not None:
+            seq = seq * var.sqrt()
+            log_det = log_det + 0.5 * var.log().sum()
+        stats = []
+        for i, method in enumerate(plan):
+            k = len(self.blocks) - 1 - i
+            block, order = self.bind(k, condition, guidance), self.order(k)
+            seq = seq if order is None else seq[:, order]
+            out = decode(block, seq, method, on_failure=on_failure, cache=cache, name=i)
+            seq = out.x if order is None else out.x[:, _inverse(order)]
+            log_det = log_det + out.log_det
+            stats.append(out.stats.blocks[0])
+        return seq, log_det, tuple(stats)
+
+    def sample(
+        self,
+        n: int,
+        *,
+        seed: int | None = None,
+        labels: int | Tensor | None = None,
+        context: Tensor | None = None,
+        denoise: bool = False,
+        **options: Any,
+    ) -> Decoded:
+        """Decode fresh noise; `options` are those of `decode`. denoise: see `denoise`."""
+        out = self.decode(self.noise(n, seed), labels=labels, context=context, **options)
+        if denoise:
+            out = replace(out, x=self.denoise(out.x, labels=labels))
+        return out
+
+    def denoise(self, x: Tensor, labels: int | Tensor | None = None) -> Tensor:
+        """x + sigma^2 grad log p(x), sigma the noise that the flow was trained with."""
+        sigma = getattr(self.config, "noise_std", 0.0)
+        if not sigma:
+            raise ValueError("this flow was trained without Gaussian noise: there is nothing to denoise")
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (grad,) = torch.autograd.grad(self.log_prob(x, labels).sum(), x)
+        return x.detach() + sigma**2 * grad
+
+    def plan(
+        self, plan: str | Path | Plan, *, tol: float | None = None, init: Init | None = None
+    ) -> Plan:
+        """The Plan that a name, a path or a Plan stands for, checked against this flow."""
+        if isinstance(plan, str) and plan in PLANS:
+            return self._named_plan(plan, tol, init)
+        if tol is not None or init is not None:
+            raise TypeError("tol and init belong to named plans; a Plan carries its own")
+        found = plan if isinstance(plan, Plan) else Plan.load(self._plan_path(plan))
+        if len(found) != len(self.blocks):
+            raise PlanError(f"the plan has {len(found)} methods, the flow {len(self.blocks)} blocks")
+        return found
+
+    def _named_plan(self, name: str, tol: float | None, init: Init | None) -> Plan:
+        blocks = len(self.blocks)
+        if init is not None and init not in INITS:
+            raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
+        if name == "sequential":
+            if tol is not None or init is not None:
+                raise TypeError("sequential decoding is exact: it takes no tol and no init")
+            return Plan.sequential(blocks)
+        if name == "auto":
+            raise PlanError("no tuned plan is known for this machine; use 'selective' or 'sequential'")
+        tol = self.default_tol if tol is None else tol
+        init = self.default_init if init is None else init
+        return Plan.uniform(blocks, tol=tol, init=init) if name == "uniform" else self.selective(tol, init)
+
+    @staticmethod
+    def _plan_path(plan: str | Path) -> Path:
+        path = Path(plan)
+        if isinstance(plan, str) and path.suffix != ".json" and not path.exists():
+            raise PlanError(f"no plan is called {plan!r}: use {', '.join(PLANS)}, a jf.Plan or a JSON file")
+        return path
+
+    # Guards
+
+    def _condition(
+        self, n: int, labels: int | Tensor | None, context: Tensor | None
+    ) -> Tensor | None:
+        """Labels [n] or context [n, C], checked; None where the flow is used without."""
+        like = next(self.parameters())
+        if labels is not None:
+            if not self.num_classes:
+                raise ValueError("this flow takes no labels")
+            found = torch.as_tensor(labels, device=like.device)
+            if found.is_floating_point() or found.dtype == torch.bool or found.ndim > 1:
+                raise ValueError("labels must be a whole number or a [N] tensor of whole numbers")
+            if found.ndim == 1 and len(found) != n:
+                raise ValueError(f"labels are {len(found)}, samples {n}")
+            if found.numel() and not (-1 <= int(found.min()) and int(found.max()) < self.num_classes):
+                raise ValueError(f"labels must be 0 .. {self.num_classes - 1}, or -1 for none")
+            return found.long().expand(n)
+        if self.context_features:
+            want = (n, self.context_features)
+            if context is None or tuple(context.shape) not in (want, want[1:]):
+                raise ValueError(f"this flow needs context of shape {list(want)}")
+            if not bool(context.isfinite().all()):
+                raise NonfiniteError("context has non-finite values")
+            return context.to(like).expand(want)
+        if context is not None:
+            raise ValueError("this flow takes no context")
+        return None
+
+    def _refuse_nonfinite(self) -> None:
+        """Raise if a weight is not finite; looks again only after a weight has changed."""
+        seen = tuple((id(p), p._version, p.data_ptr()) for p in self.parameters())
+        if seen == getattr(self, "_seen_finite", None):
+            return
+        for k, block in enumerate(self.blocks):
+            for name, p in block.named_parameters():
+                if not bool(p.detach().isfinite().all()):
+                    place = len(self.blocks) - 1 - k
+                    raise NonfiniteError(
+                        f"block {place} (blocks.{k} of the weights): {name} has non-finite values"
+                    )
+        var = self.prior_var()
+        if var is not None and not bool((var.isfinite() & (var > 0)).all()):
+            raise NonfiniteError("the prior variance has non-finite or non-positive values")
+        self._seen_finite = seen
+
+    def save(self, folder: str | Path, **options: Any) -> None:
+        """Write config.json, model.safetensors and README.md into `folder`; `jf.load` reads them."""
+        from jacobiflow.flows.checkpoint import save
+
+        save(self, folder, **options)
+
+
+def standard_normal(z: Tensor) -> Tensor:
+    """log N(z; 0, I) [N]."""
+    z = z.flatten(1)
+    return -0.5 * (z.square().sum(1) + z.shape[1] * math.log(2 * math.pi))
+
+
+def _inverse(order: Tensor) -> Tensor:
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+
+def _dims(shape: tuple[int, ...]) -> str:
+    return ", ".join(map(str, shape))

@@ -1,0 +1,211 @@
+"""TarFlow: images as sequences of patches, each block a causal transformer.
+
+Zhai et al., 2024, Normalizing Flows are Capable Generative Models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
+from jacobiflow.core.types import Block, Cache
+from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.guidance import Guidance, guided
+from jacobiflow.flows.transformer import CausalTransformer, KVCache
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarFlowConfig:
+    """The shape of a TarFlow and the noise that it was trained with.
+
+    Sequence length is (image_size / patch_size)^2, numbers a position image_channels * patch_size^2.
+    num_classes 0 is an unconditional model. noise_std is the Gaussian noise of training, on images
+    in [-1, 1], that `denoise` removes; 0 means that training dequantised instead.
+    """
+
+    image_size: int
+    image_channels: int = 3
+    patch_size: int = 4
+    width: int = 256
+    blocks: int = 8
+    layers_per_block: int = 8
+    head_dim: int = 64
+    num_classes: int = 0
+    volume_preserving: bool = False
+    noise_std: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "image_size",
+            "image_channels",
+            "patch_size",
+            "width",
+            "blocks",
+            "layers_per_block",
+            "head_dim",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"TarFlowConfig.{name} must be 1 or more, not {getattr(self, name)}")
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"TarFlowConfig.patch_size {self.patch_size} does not divide image_size {self.image_size}"
+            )
+        if self.width % self.head_dim:
+            raise ValueError(f"TarFlowConfig.width {self.width} is no multiple of head_dim {self.head_dim}")
+        if self.num_classes < 0:
+            raise ValueError(f"TarFlowConfig.num_classes must be 0 or more, not {self.num_classes}")
+        if not 0 <= self.noise_std < float("inf"):
+            raise ValueError(f"TarFlowConfig.noise_std must be finite and not negative, not {self.noise_std}")
+
+    @property
+    def length(self) -> int:
+        """Positions of a sequence."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def dim(self) -> int:
+        """Numbers a position."""
+        return self.image_channels * self.patch_size**2
+
+
+class PatchBlock(nn.Module):
+    """The weights of one block: parameters of position t from the transformer's output at t - 1."""
+
+    def __init__(self, config: TarFlowConfig) -> None:
+        super().__init__()
+        self.bijector: Bijector = Shift() if config.volume_preserving else ExpAffine()
+        self.proj_in = nn.Linear(config.dim, config.width)
+        self.pos_embed = nn.Parameter(torch.randn(config.length, config.width) * 1e-2)
+        self.class_embed: Tensor | None = None
+        if config.num_classes:
+            self.class_embed = nn.Parameter(torch.randn(config.num_classes, config.width) * 0.3)
+        self.net = CausalTransformer(
+            length=config.length,
+            width=config.width,
+            depth=config.layers_per_block,
+            head_dim=config.head_dim,
+        )
+        self.proj_out = nn.Linear(config.width, config.dim * self.bijector.params)
+        nn.init.zeros_(self.proj_out.weight)
+        nn.init.zeros_(self.proj_out.bias)
+
+    def bind(self, labels: Tensor | None, attn_temp: float = 1.0) -> BoundPatchBlock:
+        """The block for these labels [n]; None and -1 are "no label", the mean class."""
+        if self.class_embed is None:
+            return BoundPatchBlock(self, None, attn_temp)
+        null = self.class_embed.mean(0, keepdim=True)
+        if labels is None:
+            return BoundPatchBlock(self, null[:, None], attn_temp)
+        rows = torch.where(labels[:, None] < 0, null, self.class_embed[labels.clamp_min(0)])
+        return BoundPatchBlock(self, rows[:, None], attn_temp)
+
+
+@dataclass(frozen=True)
+class BoundPatchBlock:
+    """A `PatchBlock` with its labels: what decoders see."""
+
+    weights: PatchBlock
+    condition: Tensor | None  # [n or 1, 1, width]
+    attn_temp: float = 1.0
+
+    @property
+    def length(self) -> int:
+        return self.weights.net.length
+
+    def select(self, rows: Tensor) -> BoundPatchBlock:
+        if self.condition is None or len(self.condition) == 1:
+            return self
+        return replace(self, condition=self.condition[rows])
+
+    def new_cache(self, n: int) -> KVCache:
+        like = self.weights.pos_embed
+        return self.weights.net.new_cache(n, dtype=like.dtype, device=like.device)
+
+    def params(self, x: Tensor, lo: int, hi: int, cache: Cache | None = None) -> Tensor:
+        w = self.weights
+        parts = []
+        if lo == 0:  # nothing stands before the first position: identity
+            parts.append(x.new_zeros(len(x), 1, w.proj_out.out_features))
+        if hi > 1:
+            kv = cache if isinstance(cache, KVCache) else None
+            need = max(lo - 1, 0)  # the first input whose output is wanted
+            first = 0 if kv is None else min(kv.valid, need)
+            if kv is not None:
+                kv.valid = first
+            h = w.proj_in(x[:, first : hi - 1]) + w.pos_embed[first : hi - 1]
+            if self.condition is not None:
+                h = h + self.condition
+            h = w.net(h, cache=kv, temperature=self.attn_temp)
+            parts.append(w.proj_out(h[:, need - first :]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return self.weights.bijector.forward(x, theta)
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return self.weights.bijector.inverse(z, theta)
+
+
+class TarFlow(Flow):
+    """A flow over images [N, C, H, W] in about [-1, 1]; latents are [N, T, D].
+
+    >>> flow = TarFlow(TarFlowConfig(image_size=8, image_channels=1, patch_size=4, width=64,
+    ...                              blocks=2, layers_per_block=1, num_classes=10))
+    >>> flow.sample(3, labels=7, seed=0).x.shape
+    torch.Size([3, 1, 8, 8])
+    """
+
+    family: ClassVar[str] = "tarflow"
+    default_tol: ClassVar[float] = 0.5
+
+    def __init__(self, config: TarFlowConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.blocks = nn.ModuleList(PatchBlock(config) for _ in range(config.blocks))
+        self.register_buffer("var", torch.ones(config.length, config.dim))
+        backwards = torch.arange(config.length).flip(0)
+        self.register_buffer("backwards", backwards, persistent=False)
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return (self.config.length, self.config.dim)
+
+    @property
+    def data_shape(self) -> tuple[int, ...]:
+        c = self.config
+        return (c.image_channels, c.image_size, c.image_size)
+
+    @property
+    def num_classes(self) -> int:
+        return self.config.num_classes
+
+    def to_sequence(self, x: Tensor) -> Tensor:
+        """Patches row by row; inside a patch channel, row, column."""
+        c, p = self.config, self.config.patch_size
+        g = c.image_size // p
+        x = x.reshape(len(x), c.image_channels, g, p, g, p).permute(0, 2, 4, 1, 3, 5)
+        return x.reshape(len(x), c.length, c.dim)
+
+    def from_sequence(self, x: Tensor) -> Tensor:
+        c, p = self.config, self.config.patch_size
+        g = c.image_size // p
+        x = x.reshape(len(x), g, g, c.image_channels, p, p).permute(0, 3, 1, 4, 2, 5)
+        return x.reshape(len(x), c.image_channels, c.image_size, c.image_size)
+
+    def order(self, k: int) -> Tensor | None:
+        return self.backwards if k % 2 else None  # type: ignore[return-value]
+
+    def bind(self, k: int, condition: Tensor | None, guidance: Guidance) -> Block:
+        weights = self.blocks[k]
+        assert isinstance(weights, PatchBlock)
+        block = weights.bind(condition)
+        if not guidance.weight:
+            return block
+        return guided(block, weights.bind(None, guidance.attn_temp), guidance)
+
+    def prior_var(self) -> Tensor:
+        return self.var  # type: ignore[return-value]

@@ -1,0 +1,185 @@
+"""Recipe: model, data and training as one record; a TOML file, the API and the flags are the same."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from jacobiflow.core.types import JacobiflowError
+from jacobiflow.data.sources import DataConfig
+from jacobiflow.flows.maf import MAFConfig
+from jacobiflow.flows.tarflow import TarFlowConfig
+
+
+class RecipeError(JacobiflowError, ValueError):
+    """A recipe that cannot be read or makes no sense."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """The loop: what is added to the data, how weights move, what is written when."""
+
+    epochs: float = 10.0
+    batch_size: int = 256  # over all processes and accumulation steps
+    accumulate: int = 1
+    lr: float = 1e-4
+    final_lr: float = 1e-6
+    warmup_epochs: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 1e-4
+    clip: float = 0.0  # largest norm of the gradient; 0: none
+    noise: Literal["gaussian", "dequantize", "none"] = "gaussian"  # gaussian: the model's noise_std
+    label_drop: float = 0.0
+    flip: bool = False
+    ema: float = 0.0  # decay of averaged weights; 0: none
+    scale_penalty: float = 0.0  # weight of the mean squared log-scale, for flows that must invert well
+    seed: int = 0
+    bf16: bool = True  # autocast, on CUDA only
+    compile: bool = False
+    tensorboard: bool = False
+    log_every: int = 50  # steps
+    save_every: int = 500  # steps between checkpoints
+    keep_every: int = 0  # steps between weights that are kept for good; 0: none
+    sample_every: int = 2000  # steps between sample grids; 0: none
+    validate: int = 1000  # validation images looked at every epoch; 0: none
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "accumulate", "log_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"training.{name} must be 1 or more, not {getattr(self, name)}")
+        for name in ("epochs", "lr"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise RecipeError(f"training.{name} must be positive, not {getattr(self, name)}")
+        for name in ("label_drop", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise RecipeError(f"training.{name} must be in [0, 1), not {getattr(self, name)}")
+        for name in (
+            "final_lr",
+            "warmup_epochs",
+            "weight_decay",
+            "clip",
+            "scale_penalty",
+            "sample_every",
+            "keep_every",
+            "validate",
+        ):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise RecipeError(f"training.{name} must be 0 or more, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What `jacobiflow train` runs."""
+
+    model: TarFlowConfig | MAFConfig
+    data: DataConfig
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    about: str = ""
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> Recipe:
+        """A bundled recipe by name, or a TOML file."""
+        path = Path(name_or_path)
+        if path.suffix == ".toml":
+            try:
+                text = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise RecipeError(f"cannot read the recipe {path}: {error}") from None
+        elif str(name_or_path) in recipe_names():
+            folder = files("jacobiflow.training") / "recipes"
+            text = (folder / f"{name_or_path}.toml").read_text(encoding="utf-8")
+        else:
+            known = ", ".join(recipe_names())
+            raise RecipeError(f"no recipe is called {str(name_or_path)!r}: use a TOML file or {known}")
+        try:
+            return cls.from_dict(tomllib.loads(text))
+        except (RecipeError, tomllib.TOMLDecodeError) as error:
+            raise RecipeError(f"{name_or_path}: {error}") from None
+
+    @classmethod
+    def from_dict(cls, doc: dict[str, Any]) -> Recipe:
+        """The recipe of a parsed TOML file."""
+        unknown = doc.keys() - {f.name for f in fields(cls)}
+        if unknown:
+            raise RecipeError(f"a recipe has no table {', '.join(sorted(unknown))!r}")
+        model = doc.get("model")
+        if not isinstance(model, dict):
+            raise RecipeError("a recipe needs a table [model]")
+        family = {"tarflow": TarFlowConfig, "maf": MAFConfig}.get(model.get("family", "tarflow"))
+        if family is None:
+            raise RecipeError(f"model.family must be tarflow or maf, not {model.get('family')!r}")
+        shape = {k: v for k, v in model.items() if k != "family"}
+        return cls(
+            model=build(family, shape, "model"),  # type: ignore[arg-type]
+            data=build(DataConfig, doc.get("data", {}), "data"),
+            training=build(TrainingConfig, doc.get("training", {}), "training"),
+            about=str(doc.get("about", "")),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `from_dict` reads."""
+        doc = asdict(self)
+        doc["model"]["family"] = "maf" if isinstance(self.model, MAFConfig) else "tarflow"
+        return doc
+
+
+def recipe_names() -> list[str]:
+    """The bundled recipes."""
+    folder = files("jacobiflow.training") / "recipes"
+    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+
+
+T = TypeVar("T")
+
+
+def build(kind: type[T], doc: Any, where: str) -> T:
+    """A dataclass from a plain dict: unknown fields and wrong types are named."""
+    assert is_dataclass(kind)
+    if not isinstance(doc, dict):
+        raise RecipeError(f"{where} must be a table")
+    hints = get_type_hints(kind)
+    values = {}
+    for name, value in doc.items():
+        if name not in hints:
+            raise RecipeError(f"{where} has no field {name!r}; it has {', '.join(hints)}")
+        values[name] = _fit(value, hints[name], f"{where}.{name}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise RecipeError(f"{where}: {str(error).partition(' ')[2]}") from None
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+
+
+def _fit(value: Any, hint: Any, where: str) -> Any:
+    """`value` as the type `hint`, or a RecipeError."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal and value in args:
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        inner = args[:1] * len(value) if args[-1] is ... else args
+        if len(inner) == len(value):
+            return tuple(_fit(v, h, f"{where}[{i}]") for i, (v, h) in enumerate(zip(value, inner, strict=True)))
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if hint in (int, bool, str) and type(value) is hint:
+        return value
+    if origin is not Literal and origin is not tuple and args:  # a union
+        for option in args:
+            if option is type(None) and value is None:
+                return None
+            try:
+                return _fit(value, option, where)
+            except RecipeError:
+                continue
+    raise RecipeError(f"{where} must be {_describe(hint)}, not {value!r}")
+
+
+def _describe(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    return getattr(hint, "__name__", str(hint)) if not get_args(hint) else str(hint)
