@@ -1,0 +1,59 @@
+"""Fast sampling of autoregressive normalizing flows, as exact as you ask.
+
+>>> import jacobiflow as jf
+>>> flow = jf.MAF(jf.MAFConfig(features=4, blocks=2, hidden=(16,)))
+>>> flow.sample(3, seed=0).x.shape
+torch.Size([3, 4])
+"""
+
+from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
+from jacobiflow.core.decode import decode, jacobi, sequential, windowed
+from jacobiflow.core.plan import Plan, PlanError
+from jacobiflow.core.types import (
+    Block,
+    BlockStats,
+    Cache,
+    Decoded,
+    DecodingError,
+    Encoded,
+    JacobiflowError,
+    Method,
+    Stats,
+    Status,
+)
+from jacobiflow.flows.checkpoint import CheckpointError, load
+from jacobiflow.flows.flow import Flow, NonfiniteError
+from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.maf import MAF, MAFConfig
+from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MAF",
+    "Block",
+    "BlockStats",
+    "Cache",
+    "CheckpointError",
+    "Decoded",
+    "DecodingError",
+    "Encoded",
+    "Flow",
+    "Guidance",
+    "JacobiflowError",
+    "MAFConfig",
+    "Method",
+    "NonfiniteError",
+    "Plan",
+    "PlanError",
+    "Stats",
+    "Status",
+    "TarFlow",
+    "TarFlowConfig",
+    "decode",
+    "import_tarflow",
+    "jacobi",
+    "load",
+    "sequential",
+    "windowed",
+]

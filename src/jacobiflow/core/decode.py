@@ -47,9 +47,7 @@ def jacobi(block: Block, z: Tensor, *, tol: float, max_sweeps: int | None = None
     return decode(block, z, Method(width=None, tol=tol, max_sweeps=max_sweeps))
 
 
-def windowed(
-    block: Block, z: Tensor, *, width: int, tol: float, max_sweeps: int | None = None
-) -> Decoded:
+def windowed(block: Block, z: Tensor, *, width: int, tol: float, max_sweeps: int | None = None) -> Decoded:
     """Invert `block` by parallel sweeps inside successive windows of `width` positions.
 
     A window is exact after as many sweeps as it has positions; `tol` bounds a sample's last
@@ -164,9 +162,7 @@ class _Rows:
 class _Run:
     """One block's inversion: answers and counts for the whole batch, filled in by windows."""
 
-    def __init__(
-        self, block: Block, z: Tensor, method: Method, on_failure: OnFailure, cache: bool
-    ) -> None:
+    def __init__(self, block: Block, z: Tensor, method: Method, on_failure: OnFailure, cache: bool) -> None:
         self.block, self.z, self.method = block, z, method
         self.on_failure, self.use_cache = on_failure, cache
         n, self.length, _ = z.shape
@@ -267,9 +263,7 @@ class _Run:
         now.settle(valid)
         return fewer, left[keep], strikes[keep]
 
-    def write(
-        self, now: _Rows, moving: Tensor, lo: int, hi: int, new: Tensor, slope: Tensor
-    ) -> None:
+    def write(self, now: _Rows, moving: Tensor, lo: int, hi: int, new: Tensor, slope: Tensor) -> None:
         """The sweep's results into the rows that are still moving."""
         if not bool(moving.all()):
             mask = moving.to(new.device)

@@ -1,8 +1,10 @@
-"""Data sources by one string: an npz file (for now)."""
+"""Data sources by one string: an .npz file, a folder of images, a Hugging Face dataset."""
 
 from __future__ import annotations
 
-import zipfile
+import os
+import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,23 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.data.arrays import open_npz
+from jacobiflow.data.config import DataConfig, DataError
+from jacobiflow.data.decoding import SUFFIXES, Form, Part, Pictures, Rows
+from jacobiflow.data.folder import open_folder
+from jacobiflow.data.hub import is_dataset, open_dataset
 
+__all__ = ["DataConfig", "DataError", "Images", "load_images"]
 
-class DataError(JacobiflowError, ValueError):
-    """Data that is not there or cannot be used."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Which images, and how they are brought to the model's shape."""
-
-    source: str = ""
+ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # of a dataset on the hub: name or owner/name
+FILES = SUFFIXES | {".npz", ".npy", ".parquet", ".arrow", ".csv", ".zip", ".tar", ".gz", ".tgz"}
 
 
 @dataclass(frozen=True)
 class Images:
-    """uint8 images [N, C, H, W] and their labels [N], or none."""
+    """uint8 images [N, C, H, W] and their labels (int64 [N]), or none."""
 
     pixels: Tensor
     labels: Tensor | None = None
@@ -35,12 +35,112 @@ class Images:
         return len(self.pixels)
 
 
-def load_images(config: DataConfig) -> tuple[Images, Images]:
-    path = Path(config.source)
-    with np.load(path, allow_pickle=False) as z:
-        def part(name: str) -> Images:
-            x = torch.from_numpy(z[f"x_{name}"])
-            x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
-            y = torch.from_numpy(z[f"y_{name}"]).long() if f"y_{name}" in z else None
-            return Images(x, y)
-        return part("train"), part("test")
+def load_images(
+    config: DataConfig, *, image_size: int | None = None, channels: int | None = None, num_classes: int = 0
+) -> tuple[Images, Images]:
+    """Training and validation images of config.source: [N, channels, image_size, image_size].
+
+    image_size None: as they are, which must be one size. channels 1: grey (ITU-R 601 luminance);
+    3: RGB; None: grey if all training images are. Transparency is laid over white, 16 bit is scaled to
+    8, of animations the first frame is taken, EXIF orientation is applied. With num_classes > 0 every
+    image has a label from 0 to num_classes - 1, otherwise labels are dropped.
+
+    A source's own split is used: arrays x_train and x_test, sub-folders train and val (or valid,
+    validation, test), dataset splits train and validation (or test). Otherwise a share
+    config.validation is held out, at least one image of two or more: the same ones for the same source
+    and config.split_seed. They come in the order drawn, so the first of them are a fair sample;
+    everything else keeps the order of the source.
+
+    Files that cannot be read are left out, with one warning that counts them and names the first.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/tiny.npz", x=np.zeros((40, 8, 8, 3), np.uint8), y=np.arange(40) % 2)
+    ...     config = DataConfig(source=f"{folder}/tiny.npz", validation=0.1)
+    ...     train, validation = load_images(config, image_size=4, channels=1, num_classes=2)
+    >>> train.pixels.shape, validation.labels.shape
+    (torch.Size([36, 1, 4, 4]), torch.Size([4]))
+    """
+    if image_size is not None and image_size < 1:
+        raise DataError(f"the image size must be 1 or more, not {image_size}")
+    if channels not in (None, 1, 3):
+        raise DataError(f"images have 1 (grey) or 3 (RGB) channels, not {channels}")
+    train, own = _open(config)
+    held = train if own is None else own
+    if not len(train):
+        raise DataError(f"{train.name} holds no images")
+    rows, held_rows = _split(len(train), None if own is None else len(own), config)
+    labels = held_labels = None
+    if num_classes > 0:
+        labels = _labels(train, num_classes)
+        held_labels = labels if own is None else _labels(own, num_classes)
+
+    form = Form(image_size, channels, config.fit)
+    seen = train.read(rows, form)
+    if not len(seen.kept):
+        raise DataError(f"{train.name}: none of {len(rows)} images can be read: {_some(seen.failed)}")
+    unseen = held.read(held_rows, form.following(seen.pixels))
+    if failed := seen.failed + unseen.failed:
+        count = f"{len(failed)} of {len(rows) + len(held_rows)}"
+        warnings.warn(
+            f"{config.source}: {count} images cannot be read and are left out: {_some(failed)}", stacklevel=2
+        )
+    return _images(seen, labels), _images(unseen, held_labels)
+
+
+def _open(config: DataConfig) -> tuple[Part, Part | None]:
+    """The training part of a source, and its validation part if it has one."""
+    source, kinds = config.source, "an .npz file, a folder of images or a Hugging Face dataset id"
+    path = Path(os.path.expanduser(source))
+    if not source:
+        raise DataError(f"data.source is empty: set it to {kinds}")
+    if os.path.isdir(path):
+        return open_dataset(config, path) if is_dataset(path) else open_folder(path)
+    suffix = path.suffix.lower()
+    if os.path.isfile(path):
+        if suffix == ".npz":
+            return open_npz(path)
+        if suffix == ".parquet":
+            return open_dataset(config, path)
+        raise DataError(f"{source} is not {kinds}: point data.source to one")
+    near = "/" in source and os.path.isdir(path.parent)  # then it is a path with a wrong end
+    if ID.fullmatch(source) and suffix not in FILES and not near:
+        return open_dataset(config, None)
+    raise DataError(f"{source} does not exist: set data.source to {kinds}")
+
+
+def _split(count: int, held: int | None, config: DataConfig) -> tuple[Rows, Rows]:
+    """Rows of `count` images to train on, and rows to validate on: of the same images if `held` is None."""
+    draw = torch.Generator().manual_seed(config.split_seed)
+    order = torch.randperm(count, generator=draw).numpy()
+    cut = 0
+    if held is None and config.validation and count > 1:
+        cut = min(max(1, round(count * config.validation)), count - 1)
+    keep = order[cut : cut + config.limit] if config.limit else order[cut:]
+    return np.sort(keep), order[:cut] if held is None else np.arange(held)
+
+
+def _labels(part: Part, num_classes: int) -> Tensor:
+    """The labels of all images of a part, every one in range."""
+    labels = part.labels()
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(wrong):
+        bad, top = int(labels[wrong[0]]), int(labels.max())
+        name = f" ({part.classes[bad]})" if 0 <= bad < len(part.classes) else ""
+        advice = (
+            "mend the labels" if labels.min() < 0 else f"set num_classes to {top + 1} or choose other data"
+        )
+        raise DataError(
+            f"{part.name}: label {bad}{name} of image {wrong[0]} is outside 0 to {num_classes - 1}: {advice}"
+        )
+    return torch.from_numpy(labels.astype(np.int64))
+
+
+def _images(pictures: Pictures, labels: Tensor | None) -> Images:
+    chosen = None if labels is None else labels[torch.from_numpy(pictures.kept)]
+    return Images(torch.from_numpy(pictures.pixels), chosen)
+
+
+def _some(lines: list[str], shown: int = 3) -> str:
+    more = f" and {len(lines) - shown} more" if len(lines) > shown else ""
+    return ", ".join(lines[:shown]) + more

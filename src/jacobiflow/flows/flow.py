@@ -27,6 +27,7 @@ from jacobiflow.core.types import (
     Stats,
 )
 from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.weights import fingerprint
 
 PLANS = ("sequential", "uniform", "selective", "auto")
 
@@ -46,6 +47,8 @@ class Flow(nn.Module, ABC):
     default_init: ClassVar[Init] = "previous"
     config: Any
     blocks: nn.ModuleList
+    _seen_finite: tuple[Any, ...] | None = None
+    revision: str | None = None  # the commit of the hub that this flow was loaded from
 
     # What a family defines
 
@@ -105,9 +108,7 @@ class Flow(nn.Module, ABC):
         seq, log_det = self._encode(self.to_sequence(x), condition, Guidance())
         return Encoded(z=seq.reshape(len(x), *self.latent_shape), log_det=log_det)
 
-    def _encode(
-        self, seq: Tensor, condition: Tensor | None, guidance: Guidance
-    ) -> tuple[Tensor, Tensor]:
+    def _encode(self, seq: Tensor, condition: Tensor | None, guidance: Guidance) -> tuple[Tensor, Tensor]:
         log_det = seq.new_zeros(len(seq))
         for k in range(len(self.blocks)):
             block, order = self.bind(k, condition, guidance), self.order(k)
@@ -202,7 +203,7 @@ class Flow(nn.Module, ABC):
         on_failure: OnFailure,
         cache: bool,
     ) -> tuple[Tensor, Tensor, tuple[BlockStats, ...]]:
-        seq = z.reshape(len(z), -1, 1) if z.ndim == 2 else z
+        seq = z.unsqueeze(-1) if z.ndim == 2 else z
         log_det = seq.new_zeros(len(seq))
         var = self.prior_var()
         if var is not None:
@@ -245,9 +246,7 @@ class Flow(nn.Module, ABC):
             (grad,) = torch.autograd.grad(self.log_prob(x, labels).sum(), x)
         return x.detach() + sigma**2 * grad
 
-    def plan(
-        self, plan: str | Path | Plan, *, tol: float | None = None, init: Init | None = None
-    ) -> Plan:
+    def plan(self, plan: str | Path | Plan, *, tol: float | None = None, init: Init | None = None) -> Plan:
         """The Plan that a name, a path or a Plan stands for, checked against this flow."""
         if isinstance(plan, str) and plan in PLANS:
             return self._named_plan(plan, tol, init)
@@ -281,9 +280,7 @@ class Flow(nn.Module, ABC):
 
     # Guards
 
-    def _condition(
-        self, n: int, labels: int | Tensor | None, context: Tensor | None
-    ) -> Tensor | None:
+    def _condition(self, n: int, labels: int | Tensor | None, context: Tensor | None) -> Tensor | None:
         """Labels [n] or context [n, C], checked; None where the flow is used without."""
         like = next(self.parameters())
         if labels is not None:
@@ -310,8 +307,8 @@ class Flow(nn.Module, ABC):
 
     def _refuse_nonfinite(self) -> None:
         """Raise if a weight is not finite; looks again only after a weight has changed."""
-        seen = tuple((id(p), p._version, p.data_ptr()) for p in self.parameters())
-        if seen == getattr(self, "_seen_finite", None):
+        seen = fingerprint(self.parameters())
+        if seen == self._seen_finite:
             return
         for k, block in enumerate(self.blocks):
             for name, p in block.named_parameters():
@@ -330,6 +327,12 @@ class Flow(nn.Module, ABC):
         from jacobiflow.flows.checkpoint import save
 
         save(self, folder, **options)
+
+    def push_to_hub(self, repo: str, **options: Any) -> str:
+        """Upload this flow as a checkpoint to `repo` ("user/model"); returns the commit's address."""
+        from jacobiflow.flows.checkpoint import push_to_hub
+
+        return push_to_hub(self, repo, **options)
 
 
 def standard_normal(z: Tensor) -> Tensor:

@@ -1,5 +1,177 @@
+"""MAF and NSF: vectors of features, each block a masked MLP.
+
+Papamakarios et al., 2017, Masked Autoregressive Flow; Durkan et al., 2019, Neural Spline Flows.
+"""
+
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
+from jacobiflow.core.plan import Plan
+from jacobiflow.core.types import Block, Init
+from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.masked import ACTIVATIONS, Activation, BoundMaskedBlock, MaskedMLP, layer_widths
+from jacobiflow.flows.weights import linear_shapes
+
+Scale = Literal["softplus", "sigmoid", "exp"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MAFConfig:
-    features: int = 1
+    """The shape of a MAF (transform "affine") or an NSF ("spline").
+
+    hidden: widths of the masked MLP; residual: see `MaskedMLP`.
+    scale: how a positive scale is made: z = (softplus(u) + min_scale) x + b, the same with a
+        sigmoid, or TarFlow's z = (x - b) exp(-a). min_scale bounds how far the inverse stretches.
+    order: "reversed" turns the features around in every second block, "random" shuffles them in
+        every block (by order_seed), "same" leaves them; or one permutation for each block.
+    bins, bound: of the spline, which is the identity outside [-bound, bound].
+    """
+
+    features: int
+    context: int = 0
+    blocks: int = 8
+    hidden: tuple[int, ...] = (512, 512)
+    transform: Literal["affine", "spline"] = "affine"
+    residual: bool = False
+    activation: Activation = "relu"
+    scale: Scale = "softplus"
+    min_scale: float = 1e-3
+    order: Literal["reversed", "random", "same"] | tuple[tuple[int, ...], ...] = "reversed"
+    order_seed: int = 0
+    bins: int = 8
+    bound: float = 5.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(self.hidden))
+        for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"MAFConfig.{name} must be {least} or more, not {getattr(self, name)}")
+        if not self.hidden or min(self.hidden) < 1:
+            raise ValueError(f"MAFConfig.hidden needs widths of 1 or more, not {self.hidden}")
+        if self.residual and len(set(self.hidden)) > 1:
+            raise ValueError(f"MAFConfig.hidden must be all the same with residual, not {self.hidden}")
+        for name, known in (
+            ("transform", ("affine", "spline")),
+            ("activation", tuple(ACTIVATIONS)),
+            ("scale", ("softplus", "sigmoid", "exp")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"MAFConfig.{name} must be one of {known}, not {getattr(self, name)!r}")
+        if not 0 <= self.min_scale < 1 or not 0 < self.bound < math.inf:
+            raise ValueError("MAFConfig.min_scale must be in [0, 1) and bound positive")
+        if isinstance(self.order, str):
+            if self.order not in ("reversed", "random", "same"):
+                raise ValueError(
+                    f"MAFConfig.order must be reversed, random, same or orders, not {self.order!r}"
+                )
+        else:
+            object.__setattr__(self, "order", tuple(map(tuple, self.order)))
+            whole = list(range(self.features))
+            if len(self.order) != self.blocks or any(sorted(o) != whole for o in self.order):
+                raise ValueError("MAFConfig.order needs one permutation of all features for each block")
+
+    def orders(self) -> list[Tensor]:
+        """The order of features in each block."""
+        same = torch.arange(self.features)
+        if not isinstance(self.order, str):
+            return [torch.tensor(o) for o in self.order]
+        if self.order == "random":
+            draw = torch.Generator().manual_seed(self.order_seed)
+            return [torch.randperm(self.features, generator=draw) for _ in range(self.blocks)]
+        return [same.flip(0) if k % 2 and self.order == "reversed" else same for k in range(self.blocks)]
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of all stored tensors, without making any."""
+        sizes = [self.features, *layer_widths(self.hidden, self.residual)]
+        for k in range(self.blocks):
+            for i, (a, b) in enumerate(pairwise(sizes)):
+                yield from linear_shapes(f"blocks.{k}.linears.{i}", a, b)
+            if self.context:
+                yield f"blocks.{k}.context.weight", (sizes[1], self.context)
+            yield from linear_shapes(f"blocks.{k}.head", sizes[-1], self.features * self.bijector().params)
+
+    def bijector(self) -> Bijector:
+        """The elementwise map of every block."""
+        if self.transform == "spline":
+            return Spline(bins=self.bins, bound=self.bound)
+        return ExpAffine() if self.scale == "exp" else ScaleAffine(self.scale, self.min_scale)
+
+
+class MAF(Flow):
+    """A flow over vectors [N, features]; latents have the same shape.
+
+    >>> flow = MAF(MAFConfig(features=5, blocks=2, hidden=(16,), transform="spline"))
+    >>> flow.sample(3, seed=0).x.shape
+    torch.Size([3, 5])
+    """
+
+    family: ClassVar[str] = "maf"
+    default_tol: ClassVar[float] = 1e-4
+
+    def __init__(self, config: MAFConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.bijector = config.bijector()
+        self.blocks = nn.ModuleList(
+            MaskedMLP(
+                config.features,
+                self.bijector.params,
+                config.hidden,
+                context=config.context,
+                residual=config.residual,
+                activation=config.activation,
+            )
+            for _ in range(config.blocks)
+        )
+        if isinstance(self.bijector, ScaleAffine):  # begin at scale 1
+            unit = 1 - config.min_scale
+            start = math.log(math.expm1(unit)) if config.scale == "softplus" else 4.0
+            for block in self.blocks:
+                assert isinstance(block, MaskedMLP)
+                with torch.no_grad():
+                    block.head.bias[:: self.bijector.params] = start
+        for k, order in enumerate(config.orders()):
+            natural = bool((order == torch.arange(config.features)).all())
+            self.register_buffer(f"order{k}", None if natural else order, persistent=False)
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return (self.config.features,)
+
+    @property
+    def data_shape(self) -> tuple[int, ...]:
+        return (self.config.features,)
+
+    @property
+    def context_features(self) -> int:
+        return self.config.context
+
+    def selective(self, tol: float, init: Init) -> Plan:
+        """Sweeps everywhere: a masked MLP gains in every block."""
+        return Plan.uniform(len(self.blocks), tol=tol, init=init)
+
+    def to_sequence(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(-1)
+
+    def from_sequence(self, x: Tensor) -> Tensor:
+        return x.squeeze(-1)
+
+    def order(self, k: int) -> Tensor | None:
+        return self._buffers[f"order{k}"]
+
+    def bind(self, k: int, condition: Tensor | None, guidance: Guidance) -> Block:
+        if guidance.weight:
+            raise ValueError("guidance is for TarFlow; this flow takes none")
+        net = self.blocks[k]
+        assert isinstance(net, MaskedMLP)
+        return BoundMaskedBlock(net, self.bijector, condition)

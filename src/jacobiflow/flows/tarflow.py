@@ -5,6 +5,7 @@ Zhai et al., 2024, Normalizing Flows are Capable Generative Models.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,7 +16,8 @@ from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.types import Block, Cache
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, guided
-from jacobiflow.flows.transformer import CausalTransformer, KVCache
+from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, KVCache
+from jacobiflow.flows.weights import linear_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,29 @@ class TarFlowConfig:
     def dim(self) -> int:
         """Numbers a position."""
         return self.image_channels * self.patch_size**2
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of all stored tensors, without making any."""
+        w, d, out = self.width, self.dim, self.dim * (1 if self.volume_preserving else 2)
+        yield "var", (self.length, d)
+        for k in range(self.blocks):
+            yield f"blocks.{k}.pos_embed", (self.length, w)
+            if self.num_classes:
+                yield f"blocks.{k}.class_embed", (self.num_classes, w)
+            yield from linear_shapes(f"blocks.{k}.proj_in", d, w)
+            for i in range(self.layers_per_block):
+                layer = f"blocks.{k}.net.layers.{i}"
+                for name, rows, cols in (
+                    ("qkv", 3 * w, w),
+                    ("proj", w, w),
+                    ("up", EXPANSION * w, w),
+                    ("down", w, EXPANSION * w),
+                ):
+                    yield from linear_shapes(f"{layer}.{name}", cols, rows)
+                for name in ("norm1", "norm2"):
+                    yield f"{layer}.{name}.weight", (w,)
+                    yield f"{layer}.{name}.bias", (w,)
+            yield from linear_shapes(f"blocks.{k}.proj_out", w, out)
 
 
 class PatchBlock(nn.Module):

@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+EXPANSION = 4  # hidden units of the MLP for each number of width
+
+
 @dataclass
 class KVCache:
     """Keys and values of every layer, allocated once and written in place.
@@ -35,19 +38,17 @@ class KVCache:
 class Layer(nn.Module):
     """Pre-norm attention and MLP, both residual."""
 
-    def __init__(self, width: int, head_dim: int, expansion: int) -> None:
+    def __init__(self, width: int, head_dim: int) -> None:
         super().__init__()
         self.heads, self.head_dim = width // head_dim, head_dim
         self.norm1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width)
-        self.up = nn.Linear(width, expansion * width)
-        self.down = nn.Linear(expansion * width, width)
+        self.up = nn.Linear(width, EXPANSION * width)
+        self.down = nn.Linear(EXPANSION * width, width)
 
-    def attend(
-        self, h: Tensor, first: int, temperature: float, kv: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
+    def attend(self, h: Tensor, first: int, temperature: float, kv: tuple[Tensor, Tensor] | None) -> Tensor:
         """Attention of positions first, first + 1, ... over all positions up to each."""
         n, s, w = h.shape
         qkv = self.qkv(self.norm1(h)).view(n, s, 3, self.heads, self.head_dim)
@@ -68,15 +69,11 @@ class Layer(nn.Module):
             is_causal=first == 0 and s > 1,
             scale=1.0 / (math.sqrt(self.head_dim) * temperature),
         )
-        out = self.proj(out.transpose(1, 2).reshape(n, s, w))
-        return out  # type: ignore[no-any-return]
+        return self.proj(out.transpose(1, 2).reshape(n, s, w))  # type: ignore[no-any-return]
 
-    def forward(
-        self, h: Tensor, first: int, temperature: float, kv: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
+    def forward(self, h: Tensor, first: int, temperature: float, kv: tuple[Tensor, Tensor] | None) -> Tensor:
         h = h + self.attend(h, first, temperature, kv)
-        h = h + self.down(F.gelu(self.up(self.norm2(h))))
-        return h
+        return h + self.down(F.gelu(self.up(self.norm2(h))))  # type: ignore[no-any-return]
 
 
 class CausalTransformer(nn.Module):
@@ -91,12 +88,10 @@ class CausalTransformer(nn.Module):
     True
     """
 
-    def __init__(
-        self, *, length: int, width: int, depth: int, head_dim: int = 64, expansion: int = 4
-    ) -> None:
+    def __init__(self, *, length: int, width: int, depth: int, head_dim: int = 64) -> None:
         super().__init__()
         self.length, self.width, self.head_dim = length, width, head_dim
-        self.layers = nn.ModuleList(Layer(width, head_dim, expansion) for _ in range(depth))
+        self.layers = nn.ModuleList(Layer(width, head_dim) for _ in range(depth))
 
     def new_cache(self, n: int, *, dtype: torch.dtype, device: torch.device) -> KVCache:
         """An empty cache for n rows."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.records import RecordError, build
 from jacobiflow.data.sources import DataConfig
 from jacobiflow.flows.maf import MAFConfig
 from jacobiflow.flows.tarflow import TarFlowConfig
 
 
-class RecipeError(JacobiflowError, ValueError):
+class RecipeError(RecordError):
     """A recipe that cannot be read or makes no sense."""
 
 
@@ -97,7 +97,7 @@ class Recipe:
             raise RecipeError(f"no recipe is called {str(name_or_path)!r}: use a TOML file or {known}")
         try:
             return cls.from_dict(tomllib.loads(text))
-        except (RecipeError, tomllib.TOMLDecodeError) as error:
+        except (RecordError, tomllib.TOMLDecodeError) as error:
             raise RecipeError(f"{name_or_path}: {error}") from None
 
     @classmethod
@@ -131,55 +131,3 @@ def recipe_names() -> list[str]:
     """The bundled recipes."""
     folder = files("jacobiflow.training") / "recipes"
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
-
-
-T = TypeVar("T")
-
-
-def build(kind: type[T], doc: Any, where: str) -> T:
-    """A dataclass from a plain dict: unknown fields and wrong types are named."""
-    assert is_dataclass(kind)
-    if not isinstance(doc, dict):
-        raise RecipeError(f"{where} must be a table")
-    hints = get_type_hints(kind)
-    values = {}
-    for name, value in doc.items():
-        if name not in hints:
-            raise RecipeError(f"{where} has no field {name!r}; it has {', '.join(hints)}")
-        values[name] = _fit(value, hints[name], f"{where}.{name}")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise RecipeError(f"{where}: {str(error).partition(' ')[2]}") from None
-    except ValueError as error:
-        raise RecipeError(str(error)) from None
-
-
-def _fit(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the type `hint`, or a RecipeError."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal and value in args:
-        return value
-    if origin is tuple and isinstance(value, list | tuple):
-        inner = args[:1] * len(value) if args[-1] is ... else args
-        if len(inner) == len(value):
-            return tuple(_fit(v, h, f"{where}[{i}]") for i, (v, h) in enumerate(zip(value, inner, strict=True)))
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if hint in (int, bool, str) and type(value) is hint:
-        return value
-    if origin is not Literal and origin is not tuple and args:  # a union
-        for option in args:
-            if option is type(None) and value is None:
-                return None
-            try:
-                return _fit(value, option, where)
-            except RecipeError:
-                continue
-    raise RecipeError(f"{where} must be {_describe(hint)}, not {value!r}")
-
-
-def _describe(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " or ".join(map(repr, get_args(hint)))
-    return getattr(hint, "__name__", str(hint)) if not get_args(hint) else str(hint)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +12,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from jacobiflow.core.types import JacobiflowError
+from jacobiflow.flows.checkpoint import write_atomically
 
 FILE = "state.safetensors"
 
 
 class StateError(JacobiflowError, ValueError):
     """A run's state that cannot be used."""
-
-
-def write_atomically(path: Path, write: Any) -> None:
-    """Call write(temporary path) in the same folder, then move it to `path` in one step."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(name)
-        with open(name, "rb") as f:
-            os.fsync(f.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def save_state(
@@ -72,7 +57,11 @@ def load_state(
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
         model.load_state_dict(_part(tensors, "model."))
         for name, p in model.named_parameters():
-            slots = {k.split(".")[1]: v for k, v in tensors.items() if k.endswith(f".{name}") and k.startswith("optimizer.") and k.split(".", 2)[2] == name}
+            slots = {
+                k.split(".")[1]: v
+                for k, v in tensors.items()
+                if k.endswith(f".{name}") and k.startswith("optimizer.") and k.split(".", 2)[2] == name
+            }
             if slots:
                 optimizer.state[p] = {s: v.to(p.device) if s != "step" else v for s, v in slots.items()}
         for name, value in _part(tensors, "ema.").items():
@@ -80,7 +69,9 @@ def load_state(
             ema[name].copy_(value)
     except (SafetensorError, KeyError, TypeError, RuntimeError, ValueError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StateError(f"{path} does not fit this recipe or is damaged ({reason}); use a new --out") from None
+        raise StateError(
+            f"{path} does not fit this recipe or is damaged ({reason}); use a new --out"
+        ) from None
     return dict(about)
 
 

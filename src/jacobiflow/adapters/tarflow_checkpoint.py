@@ -1,0 +1,267 @@
+"""Checkpoints of the public TarFlow code as `TarFlow`s."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.torch_version import TorchVersion
+
+from jacobiflow.flows.checkpoint import CheckpointError
+from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
+
+HEAD_DIM = 64  # of every public model; the shapes do not show it
+SAFE_TORCH = "2.10"  # before it, a crafted file can corrupt memory even with weights_only=True
+WRAPPERS = ("model", "state_dict", "ema")
+RENAMED = {
+    ".net.layers.": ".attn_blocks.",
+    ".norm1.": ".attention.norm.",
+    ".qkv.": ".attention.qkv.",
+    ".proj.": ".attention.proj.",
+    ".norm2.": ".mlp.norm.",
+    ".up.": ".mlp.main.0.",
+    ".down.": ".mlp.main.2.",
+}
+BUFFERS = ("attn_mask", "var")  # optional; the mask is causal by definition
+PREFIXES = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
+PUBLIC_NAME = re.compile(r"(?:^|_)([0-9]+)_([0-9]+)_([0-9]+)_([0-9]+)_([0-9]+\.[0-9]+)$")
+
+
+def import_tarflow(
+    path_or_state_dict: str | os.PathLike[str] | Mapping[str, Any],
+    image_channels: int = 3,
+    noise_std: float | None = None,
+) -> TarFlow:
+    """The flow of a public TarFlow checkpoint, on the CPU: same densities, same samples.
+
+    path_or_state_dict: a `.pth` or `.pt` file of torch.save, a `.safetensors` file of the same keys,
+        or a state dict. It may stand under "model", "state_dict" or "ema".
+    image_channels: 3 for colour, 1 for grey. All other sizes follow from the weights' shapes.
+    noise_std: the noise of training. None takes it from a public file name, which ends in
+        patch_width_blocks_layers_sigma, and is 0 for any other name.
+
+    float64 weights give a float64 flow, all others a float32 one. Whatever does not fit raises
+    CheckpointError, one line that names the key.
+
+    >>> flow = import_tarflow("afhq_model_8_768_8_8_0.07.pth")  # doctest: +SKIP
+    >>> flow.config.image_size, flow.config.noise_std  # doctest: +SKIP
+    (256, 0.07)
+    """
+    if isinstance(path_or_state_dict, Mapping):
+        found, stem, where = path_or_state_dict, "", "the state dict"
+    else:
+        path = Path(path_or_state_dict)
+        found, stem, where = _read(path), path.stem, str(path)
+    try:
+        state = _state_dict(found)
+        config = _config(state, image_channels)
+        stated = _check_name(stem, config)
+        config = replace(config, noise_std=float(stated if noise_std is None else noise_std))
+        dtype, weights = _weights(state, config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the first weights are thrown away
+        flow = TarFlow(config).to(dtype)
+    flow.load_state_dict(weights)
+    return flow.eval()
+
+
+# Files
+
+
+def _read(path: Path) -> Any:
+    """What the file holds, tensors on the CPU."""
+    kind = path.suffix.lower()
+    if kind not in (".pth", ".pt", ".safetensors"):
+        raise CheckpointError(f"{path}: a checkpoint is a .pth, .pt or .safetensors file")
+    if not path.is_file():
+        problem = "is a folder, not a checkpoint file" if path.is_dir() else "there is no such file"
+        raise CheckpointError(f"{path}: {problem}")
+    if kind != ".safetensors" and TorchVersion(torch.__version__) < SAFE_TORCH:
+        raise CheckpointError(
+            f"{path}: torch {torch.__version__} cannot load {kind} files safely; "
+            f"upgrade to torch {SAFE_TORCH} or newer, or convert the file to safetensors"
+        )
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    with file:
+        try:
+            return safetensors.torch.load_file(path) if kind == ".safetensors" else _read_torch(path, file)
+        except CheckpointError:
+            raise
+        except Exception:  # readers raise a dozen types for damaged files
+            raise CheckpointError(
+                f"{path}: damaged, truncated or not in the format of {kind} files"
+            ) from None
+
+
+def _read_torch(path: Path, file: BinaryIO) -> Any:
+    if file.read(4) != b"PK\x03\x04":  # torch would take it for one of its older formats
+        raise zipfile.BadZipFile
+    with zipfile.ZipFile(file) as archive:
+        bad = _damaged(archive)
+    if bad is not None:
+        raise CheckpointError(f"{path}: damaged: {bad!r} is not as torch.save wrote it; get the file again")
+    file.seek(0)
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{path}: holds Python objects beside tensors; save model.state_dict() alone"
+        ) from None
+
+
+def _damaged(archive: zipfile.ZipFile) -> str | None:
+    """The first entry that is not intact: torch checks no checksums, damage would pass as weights."""
+    seen = set()
+    for entry in archive.infolist():
+        # Entries are stored as they are. Of one that is marked as a folder, or that has no stored
+        # bytes, torch reads nothing and hands out whatever was in memory.
+        plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+        if not plain or entry.external_attr & 0x10 or entry.filename in seen:
+            return entry.filename
+        seen.add(entry.filename)
+    return archive.testzip()
+
+
+def _check_name(stem: str, config: TarFlowConfig) -> float:
+    """The sigma that a public file name states, else 0; its other numbers must be the weights'."""
+    stated = PUBLIC_NAME.search(stem)
+    if stated is None:
+        return 0.0
+    for i, name in enumerate(("patch_size", "width", "blocks", "layers_per_block"), start=1):
+        if int(stated[i]) != getattr(config, name):
+            raise CheckpointError(
+                f"the file name states {name} {stated[i]}, the weights have {getattr(config, name)}; "
+                "rename the file, or check image_channels"
+            )
+    return float(stated[5])
+
+
+# Keys and shapes
+
+
+def _state_dict(found: Any) -> dict[str, Any]:
+    """The state dict itself, without wrappers and prefixes."""
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"holds a {type(found).__name__}, not a state dict")
+    nested = [name for name in WRAPPERS if isinstance(found.get(name), Mapping)]
+    if len(nested) > 1:
+        raise CheckpointError(f"holds state dicts under {' and '.join(nested)}; pass the one to import")
+    state: dict[str, Any] = {}
+    for key, value in (found[nested[0]] if nested else found).items():
+        if not isinstance(key, str):
+            raise CheckpointError(f"the keys of a state dict are text, not {key!r}")
+        short = PREFIXES.sub("", key)
+        if short in state:
+            raise CheckpointError(f"{short!r} is there twice, with and without a prefix")
+        state[short] = value
+    return state
+
+
+def _check_shape(state: Mapping[str, Any], key: str, *want: int | str) -> tuple[int, ...]:
+    """The shape of tensor `key`; words in `want` match any length of 1 or more."""
+    if key not in state:
+        raise CheckpointError(f"{key} is missing")
+    value = state[key]
+    if not isinstance(value, Tensor):
+        raise CheckpointError(f"{key} is a {type(value).__name__}, not a tensor")
+    dense = value.layout == torch.strided and not value.is_meta and not value.is_quantized
+    if not dense or value.untyped_storage().nbytes() < value.numel() * value.element_size():
+        raise CheckpointError(f"{key} must be a dense tensor that holds its numbers")
+    shape = tuple(value.shape)
+    if len(shape) != len(want) or not all(
+        n > 0 if isinstance(w, str) else n == w for n, w in zip(shape, want, strict=True)
+    ):
+        raise CheckpointError(f"{key} has shape {list(shape)}, expected [{', '.join(map(str, want))}]")
+    return shape
+
+
+def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
+    """What the shapes say; every key is checked against it afterwards."""
+    if image_channels < 1:
+        raise CheckpointError(f"image_channels must be 1 or more, not {image_channels}")
+    # Counted over all blocks, so that a gap shows as a missing key, whatever the numbers are.
+    blocks = {m[1] for key in state if (m := re.match(r"blocks\.([0-9]+)\.", key))}
+    layers = {m[1] for key in state if (m := re.match(r"blocks\.[0-9]+\.attn_blocks\.([0-9]+)\.", key))}
+    width, dim = _check_shape(state, "blocks.0.proj_in.weight", "width", "dim")
+    if width % HEAD_DIM:
+        raise CheckpointError(f"blocks.0.proj_in.weight: width {width} is no multiple of {HEAD_DIM}")
+    patch = math.isqrt(dim // image_channels)
+    if image_channels * patch**2 != dim:
+        raise CheckpointError(
+            f"blocks.0.proj_in.weight: {dim} numbers a patch are not image_channels {image_channels} "
+            "times a square; pass the image_channels of the training data"
+        )
+    length, _ = _check_shape(state, "blocks.0.pos_embed", "length", width)
+    grid = math.isqrt(length)
+    if grid**2 != length:
+        raise CheckpointError(f"blocks.0.pos_embed: {length} positions are no square image")
+    classes = 0
+    if any(re.fullmatch(r"blocks\.[0-9]+\.class_embed", key) for key in state):
+        classes = _check_shape(state, "blocks.0.class_embed", "classes", 1, width)[0]
+    rows, _ = _check_shape(state, "blocks.0.proj_out.weight", f"{2 * dim} or {dim}", width)
+    return TarFlowConfig(
+        image_size=grid * patch,
+        image_channels=image_channels,
+        patch_size=patch,
+        width=width,
+        blocks=len(blocks),
+        layers_per_block=max(len(layers), 1),
+        head_dim=HEAD_DIM,
+        num_classes=classes,
+        volume_preserving=rows == dim,
+    )
+
+
+def _layout(config: TarFlowConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Each public key, our name for it ("": we have none), and its public shape."""
+    for ours, shape in config.shapes():
+        theirs = ours
+        for our_part, their_part in RENAMED.items():
+            theirs = theirs.replace(our_part, their_part)
+        yield theirs, ours, (shape[0], 1, shape[1]) if ours.endswith("class_embed") else shape
+    for k in range(config.blocks):
+        yield f"blocks.{k}.attn_mask", "", (config.length, config.length)
+
+
+def _weights(state: Mapping[str, Any], config: TarFlowConfig) -> tuple[torch.dtype, dict[str, Tensor]]:
+    """The flow's dtype and its state dict; nothing is copied that need not be."""
+    known: dict[str, str] = {}
+    for key, ours, shape in _layout(config):
+        if key in state or not key.endswith(BUFFERS):
+            _check_shape(state, key, *shape)
+            known[key] = ours
+    for key in state:
+        if key not in known:
+            raise CheckpointError(f"unexpected key {key!r}")
+    found: dict[str, Tensor] = {key: state[key].detach() for key, ours in known.items() if ours}
+    for key, value in found.items():
+        if not value.is_floating_point():
+            raise CheckpointError(f"{key} is {value.dtype}, not floating point")
+    dtype = torch.float64 if any(v.dtype == torch.float64 for v in found.values()) else torch.float32
+    weights = {"var": torch.ones(config.length, config.dim, dtype=dtype)}
+    for key, value in found.items():
+        value = value.to("cpu", dtype)
+        if not bool(value.isfinite().all()):
+            raise CheckpointError(f"{key} has non-finite values")
+        if key.endswith("class_embed"):
+            value = value[:, 0]
+        elif key.endswith("pos_embed") and int(key.split(".")[1]) % 2:
+            value = value.flip(0)  # theirs counts positions in patch order, ours in the block's own
+        weights[known[key]] = value
+    if not bool((weights["var"] > 0).all()):
+        raise CheckpointError("var must be positive")
+    return dtype, weights

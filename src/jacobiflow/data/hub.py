@@ -1,0 +1,195 @@
+"""Images in Hugging Face datasets, from the hub or from a local folder."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jacobiflow.data.config import DataConfig, DataError
+from jacobiflow.data.decoding import CHUNK, Encoded, Form, Pictures, Rows, decode_all
+
+VALIDATION = ("validation", "valid", "val", "test")
+
+
+class HubPart:
+    """One split of a dataset."""
+
+    def __init__(self, dataset: Any, config: DataConfig, split: str) -> None:
+        self.name = f"{config.source} ({split})" if split else config.source
+        self.dataset, self.split, self.config = dataset.with_format(None), split or "dataset", config
+        column = self._image_column()
+        # Undecoded: a damaged image then costs one row, and sizes are checked before memory is taken.
+        cells = self.dataset.select_columns([column])
+        self.cells, self.column = cells.cast_column(column, library().Image(decode=False)), column
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(getattr(self.dataset.features[self._label_column()], "names", None) or ())
+
+    def labels(self) -> npt.NDArray[Any]:
+        column = self._label_column()
+        values = list(self.dataset[column])
+        if None in values:
+            row = values.index(None)
+            raise DataError(f"{self.name}: column {column!r} has no label in row {row}: choose other data")
+        labels = np.array(values)
+        if len(values) and (labels.dtype.kind not in "iu" or labels.ndim != 1):
+            raise DataError(
+                f"{self.name}: column {column!r} does not hold class numbers but values like {values[0]!r}: "
+                "set data.label_column to one that does"
+            )
+        return labels.astype(np.int64)
+
+    def read(self, rows: Rows, form: Form) -> Pictures:
+        return decode_all(self._items(rows), rows, form, self.name)
+
+    def _items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
+        for start in range(0, len(rows), CHUNK):
+            some = rows[start : start + CHUNK].tolist()
+            for row, cell in zip(some, self.cells[some][self.column], strict=True):
+                cell = cell or {}
+                content: Encoded = cell.get("bytes") or b""
+                if not content and cell.get("path"):
+                    content = Path(cell["path"])
+                yield f"{self.split} row {row}", content
+
+    def _image_column(self) -> str:
+        hf, features = library(), self.dataset.features
+        pictures = [n for n, f in features.items() if isinstance(f, hf.Image)]
+        # Files written by other programs hold the encoded images as plain bytes.
+        raw = [n for n, f in features.items() if f == hf.Value("binary") or _is_struct_of_bytes(f)]
+        return self._pick(
+            "image", self.config.image_column, pictures or raw, ("image", "img"), pictures + raw
+        )
+
+    def _label_column(self) -> str:
+        hf, features = library(), self.dataset.features
+        named = [n for n, f in features.items() if isinstance(f, hf.ClassLabel)]
+        plain = [n for n in ("label", "labels", "class", "y") if n in features]
+        return self._pick("label", self.config.label_column, named or plain, ("label",), list(features))
+
+    def _pick(
+        self, what: str, wanted: str, found: list[str], preferred: tuple[str, ...], allowed: list[str]
+    ) -> str:
+        """The column that the user wants, or the one that stands out."""
+        if wanted and wanted not in allowed:
+            raise DataError(
+                f"{self.name} has no {what} column {wanted!r}: set data.{what}_column to one of "
+                f"{', '.join(allowed) or '(it has none)'}"
+            )
+        best = [wanted] if wanted else [n for n in preferred if n in found] or found
+        if not best:
+            raise DataError(
+                f"{self.name} has no column of {what}s, only {', '.join(self.dataset.features)}: "
+                f"set data.{what}_column or choose other data"
+            )
+        if len(best) > 1 and best[0] not in preferred:
+            raise DataError(f"{self.name}: set data.{what}_column to one of {', '.join(best)}")
+        return best[0]
+
+
+def _is_struct_of_bytes(feature: Any) -> bool:
+    return isinstance(feature, dict) and feature.get("bytes") == library().Value("binary")
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether a folder was written by save_to_disk, or holds parquet files at its first two levels."""
+    return _is_saved(path) or any(next(path.glob(p), None) for p in ("*.parquet", "*/*.parquet"))
+
+
+def _is_saved(path: Path) -> bool:
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def open_dataset(config: DataConfig, path: Path | None) -> tuple[HubPart, HubPart | None]:
+    """The training split of a dataset, and its validation or test split if it has one.
+
+    `path` is a parquet file or a folder for which `is_dataset` holds; without one config.source is a
+    dataset id. The training split is called train, unless there is only one.
+    """
+    hf = library(config.source)
+    with _quiet(hf), _one_line(config.source, path):
+        splits = _splits(hf, config, path)
+        names = list(splits)
+        train = "train" if "train" in names or not names else names[0]
+        if train not in names or (len(names) > 1 and train != "train"):
+            found = ", ".join(names) or "none"
+            raise DataError(
+                f"{config.source} has no split called train (its splits: {found}): choose other data"
+            )
+        held = next((n for n in VALIDATION if n in names and n != train), None)
+        data = splits[train]()
+        rest = None if held is None else splits[held]()
+    return HubPart(data, config, train), None if held is None else HubPart(rest, config, held)
+
+
+def _splits(hf: Any, config: DataConfig, path: Path | None) -> dict[str, Callable[[], Any]]:
+    """What loads each split, by its name; "" is the name of data without splits."""
+    if path is not None and _is_saved(path):
+        saved = hf.load_from_disk(str(path))
+        parts = saved if isinstance(saved, dict) else {"": saved}
+        return {name: partial(parts.__getitem__, name) for name in parts}
+    if path is not None and path.is_file():
+        return {"": partial(hf.load_dataset, "parquet", data_files=str(path), split="train")}
+    if path is None:
+        print(f"looking for {config.source} on the Hugging Face hub", file=sys.stderr)
+    where, subset = config.source if path is None else str(path), config.subset or None
+    names = hf.get_dataset_split_names(where, subset)
+    return {name: partial(hf.load_dataset, where, subset, split=name) for name in names}
+
+
+def library(source: str = "a Hugging Face dataset") -> Any:
+    """The optional dependency `datasets`, or a line on how to get it for `source`."""
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            f"{source} is neither an .npz file nor a folder of images here, and for Hugging Face "
+            "datasets a library is missing: pip install 'jacobiflow[data]'"
+        ) from None
+    return datasets
+
+
+@contextmanager
+def _one_line(source: str, path: Path | None) -> Iterator[None]:
+    """Whatever the library raises, as one line."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # its own, the hub's, the network's and arrow's errors share no base
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        if path is not None:
+            raise DataError(f"{source} cannot be read as a Hugging Face dataset: {reason}") from None
+        raise DataError(
+            f"{source} is no file or folder here, and no Hugging Face dataset could be loaded by that name: "
+            f"check the path or the id ({reason})"
+        ) from None
+
+
+@contextmanager
+def _quiet(hf: Any) -> Iterator[None]:
+    """No progress bars of the library away from a terminal, and no reports on its retries."""
+    bars = not sys.stderr.isatty() and not hf.utils.are_progress_bars_disabled()
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    if bars:
+        hf.disable_progress_bars()
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        if bars:
+            hf.enable_progress_bars()

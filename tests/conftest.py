@@ -1,0 +1,18 @@
+"""Settings of the whole test run."""
+
+import os
+
+import torch
+from hypothesis import HealthCheck, settings
+
+# Tests run side by side (pytest-xdist); more threads than cores only slow each other down.
+torch.set_num_threads(1)
+
+settings.register_profile(
+    "default",
+    deadline=None,
+    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "30")),
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("default")

@@ -1,0 +1,120 @@
+"""The flows that every law is tested on.
+
+A fresh TarFlow or MAF is a constant map on which every decoder agrees trivially, so the weights of
+these are perturbed until sweeps have work to do; `test_laws.py` checks that they have.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import jacobiflow as jf
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A flow and what it is conditioned on."""
+
+    flow: jf.Flow
+    guidance: jf.Guidance = field(default_factory=jf.Guidance)
+    labelled: bool = False
+
+    @property
+    def length(self) -> int:
+        return self.flow.latent_shape[0]
+
+    def condition(self, n: int, start: int = 0) -> dict[str, Any]:
+        """Labels or context of rows start .. start + n - 1; each row has its own."""
+        like = next(self.flow.parameters())
+        if self.labelled:
+            return {"labels": (torch.arange(start, start + n) * 7) % 4 - 1}
+        if self.flow.context_features:
+            rows = torch.randn(256, self.flow.context_features, generator=torch.Generator().manual_seed(5))
+            return {"context": rows[start : start + n].to(like)}
+        return {}
+
+    def decode(self, z: Tensor, plan: Any, **options: Any) -> jf.Decoded:
+        if self.guidance.weight:
+            options["guidance"] = self.guidance
+        return self.flow.decode(z, plan, **(self.condition(len(z)) | options))
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """z and log |dz/dx| under the subject's guidance."""
+        condition = self.flow._condition(
+            len(x), **({"labels": None, "context": None} | self.condition(len(x)))
+        )
+        z, log_det = self.flow._encode(self.flow.to_sequence(x), condition, self.guidance)
+        return z.reshape(len(x), *self.flow.latent_shape), log_det
+
+    def block(self, i: int, n: int) -> jf.Block:
+        """Block i in sampling order, bound for n rows."""
+        condition = self.flow._condition(n, **({"labels": None, "context": None} | self.condition(n)))
+        return self.flow.bind(len(self.flow.blocks) - 1 - i, condition, self.guidance)
+
+
+def perturb(flow: jf.Flow, scale: float, seed: int = 0) -> jf.Flow:
+    """Noise on every weight, relative to the fan-in, so that positions depend on each other."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in flow.named_parameters():
+            std = scale / p.shape[-1] ** 0.5 if p.ndim == 2 and "embed" not in name else 0.1 * scale
+            p += std * torch.randn(p.shape, generator=draw)
+        if isinstance(flow, jf.TarFlow) and flow.config.volume_preserving:
+            flow.var += torch.rand(flow.var.shape, generator=draw)
+    return flow
+
+
+def tarflow(by: float, seed: int = 0, **options: Any) -> jf.Flow:
+    shape = {"image_size": 8, "image_channels": 1, "patch_size": 2, "width": 32, "head_dim": 16}
+    shape |= {"blocks": 3, "layers_per_block": 2, "noise_std": 0.1}
+    torch.manual_seed(seed)
+    return perturb(jf.TarFlow(jf.TarFlowConfig(**(shape | options))), by, seed)
+
+
+def maf(by: float, seed: int = 0, **options: Any) -> jf.Flow:
+    shape: dict[str, Any] = {"features": 19, "blocks": 3, "hidden": (48, 40)}
+    torch.manual_seed(seed)
+    return perturb(jf.MAF(jf.MAFConfig(**(shape | options))), by, seed)
+
+
+G = jf.Guidance
+MAKERS = {
+    "tarflow": lambda: Subject(tarflow(0.2)),
+    "tarflow-labels": lambda: Subject(tarflow(0.2, num_classes=3), labelled=True),
+    "tarflow-shift": lambda: Subject(tarflow(0.3, volume_preserving=True, num_classes=3), labelled=True),
+    "tarflow-guided": lambda: Subject(tarflow(0.2, num_classes=3), G(weight=1.5), labelled=True),
+    "tarflow-guided-a": lambda: Subject(tarflow(0.2, num_classes=3), G(weight=1.5, what="a"), labelled=True),
+    "tarflow-guided-b": lambda: Subject(tarflow(0.2, num_classes=3), G(weight=1.5, what="b"), labelled=True),
+    "tarflow-annealed": lambda: Subject(
+        tarflow(0.2, num_classes=3), G(weight=2, annealed=True), labelled=True
+    ),
+    "tarflow-attn-temp": lambda: Subject(tarflow(0.2), G(weight=1.0, attn_temp=1.5)),
+    "tarflow-shift-guided": lambda: Subject(
+        tarflow(0.3, volume_preserving=True, num_classes=3), G(weight=1.0, what="b"), labelled=True
+    ),
+    "maf-affine": lambda: Subject(maf(1.1)),
+    "maf-sigmoid": lambda: Subject(maf(1.2, scale="sigmoid")),
+    "maf-exp": lambda: Subject(maf(1.3, scale="exp")),
+    "maf-context": lambda: Subject(maf(1.1, context=3)),
+    "maf-permuted": lambda: Subject(maf(1.1, order="random")),
+    "maf-residual": lambda: Subject(maf(0.5, hidden=(32, 32, 32), residual=True)),
+    "maf-deep": lambda: Subject(maf(1.3, hidden=(40, 24, 56), activation="tanh")),
+    "nsf": lambda: Subject(maf(0.9, transform="spline")),
+    "nsf-context": lambda: Subject(
+        maf(0.4, transform="spline", context=2, order="random", residual=True, hidden=(32, 32), bins=5)
+    ),
+}
+NAMES = list(MAKERS)
+
+
+@functools.lru_cache(maxsize=None)
+def subject(name: str, dtype: torch.dtype = torch.float64) -> Subject:
+    """A subject by name; made once a run."""
+    made = MAKERS[name]()
+    made.flow.to(dtype).eval().requires_grad_(False)
+    return made
