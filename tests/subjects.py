@@ -112,7 +112,7 @@ MAKERS = {
 NAMES = list(MAKERS)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def subject(name: str, dtype: torch.dtype = torch.float64) -> Subject:
     """A subject by name; made once a run."""
     made = MAKERS[name]()

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from subjects import NAMES, Subject, subject
 
 import jacobiflow as jf
+from subjects import NAMES, Subject, subject
 
 N = 6
 WIDTHS = (1, 2, 3, 7, None)
@@ -33,7 +33,7 @@ def test_sweeps_have_work_to_do(one: Subject) -> None:
     for stats in out.stats.blocks:
         assert stats.sweeps.min() >= one.length / 4
         assert stats.sweeps.max() <= one.length - 1
-        assert {s for s in stats.status} <= {jf.Status.EXACT, jf.Status.CONVERGED}
+        assert set(stats.status) <= {jf.Status.EXACT, jf.Status.CONVERGED}
 
 
 def test_decode_inverts_encode(one: Subject) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flops import flops
-from subjects import Subject, maf, tarflow
 
 import jacobiflow as jf
+from flops import flops
+from subjects import Subject, maf, tarflow
 
 CASES = {
     "tarflow": lambda: Subject(tarflow(0.2, image_size=14, patch_size=2, width=64, blocks=2)),

@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from subjects import maf, subject, tarflow
 from torch import Tensor
 
 import jacobiflow as jf
 from jacobiflow.core.decode import CHECK_EVERY, first_guess
+from subjects import maf, subject, tarflow
 
 NET_SUBJECTS = ["tarflow-labels", "maf-exp", "nsf-context"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from subjects import subject
 
 import jacobiflow as jf
+from subjects import subject
 
 METHODS = st.builds(
     jf.Method,

@@ -118,7 +118,8 @@ class Spline:
     def _knots(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Knots in x and z [..., D, bins + 1] and the slopes at them."""
         k = self.bins
-        theta = theta.unflatten(-1, (self.params, -1)).transpose(-1, -2)  # [..., D, P]
+        dim = theta.shape[-1] // self.params
+        theta = theta.reshape(*theta.shape[:-1], self.params, dim).transpose(-1, -2)  # [..., D, P]
         # A zero vector of slopes is slope 1: a fresh network gives the identity.
         one = math.log(math.expm1(1.0 - self.min_slope))
         slopes = self.min_slope + F.softplus(theta[..., 2 * k :] + one)

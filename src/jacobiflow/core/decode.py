@@ -10,6 +10,7 @@ sequence is Jacobi's method (Algorithm 1 of Zhang et al., 2026).
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,23 +82,30 @@ def decode(
         run = _Run(block, z.detach(), method, on_failure, cache)
         run.solve()
     seconds = time.perf_counter() - began
-    status = tuple(STATUSES[c] for c in run.code.tolist())
+    # Clones made outside inference mode are ordinary tensors, which autograd may use.
     stats = BlockStats(
-        sweeps=run.sweeps, evaluated=run.evaluated, update=run.update, status=status, seconds=seconds
+        sweeps=run.sweeps.clone(),
+        evaluated=run.evaluated.clone(),
+        update=run.update.clone(),
+        status=tuple(STATUSES[c] for c in run.code.tolist()),
+        seconds=seconds,
     )
     if on_failure == "raise" and stats.worst.failed:
-        raise DecodingError(name, stats.samples(stats.worst), stats.worst)
-    # Clones made outside inference mode are ordinary tensors, which autograd may use.
-    return Decoded(
-        x=run.x.clone(),
-        log_det=run.slope.sum(1).clone(),
-        stats=Stats(blocks=(replace(stats, **stats_tensors(stats)),), seconds=seconds),
-    )
+        failed = [i for i, status in enumerate(stats.status) if status.failed]
+        raise DecodingError(name, failed, stats.worst)
+    log_det = run.slope.clone().sum(1)
+    return Decoded(x=run.x.clone(), log_det=log_det, stats=Stats(blocks=(stats,), seconds=seconds))
 
 
-def stats_tensors(stats: BlockStats) -> dict[str, Tensor]:
-    """The tensors of `stats` as ordinary ones."""
-    return {name: getattr(stats, name).clone() for name in ("sweeps", "evaluated", "update")}
+def iterates(block: Block, z: Tensor, init: Init = "previous") -> Iterator[Tensor]:
+    """The guesses of whole-sequence sweeps, the first guess first, to the exact answer; for analysis."""
+    with torch.no_grad():
+        x = first_guess(z, init)
+        x[:, :1] = block.inverse(z[:, :1], block.params(x, 0, 1))[0]
+        yield x
+        for _ in range(1, block.length):
+            x = block.inverse(z, block.params(x, 0, block.length))[0]
+            yield x
 
 
 def first_guess(z: Tensor, init: Init) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jacobiflow.data.sources import Images
 
-Noise = Literal["gaussian", "dequantize", "none"]
+Noise = Literal["gaussian", "dequantize", "binary", "none"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def prepare(
 
     "gaussian": pixel / 127.5 - 1 plus noise of standard deviation noise_std.
     "dequantize": (pixel + u) / 128 - 1, u uniform in [0, 1).
+    "binary": 1 where pixel > 127 else 0, plus u, minus 1.
     """
     pixels, n = images.pixels[index].float(), len(index)
     if flip:
@@ -51,6 +52,8 @@ def prepare(
         pixels = torch.where(mirror[:, None, None, None], pixels.flip(-1), pixels)
     if noise == "dequantize":
         x = (pixels + torch.rand(pixels.shape, generator=draw)) / 128 - 1
+    elif noise == "binary":
+        x = (pixels > 127).float() + torch.rand(pixels.shape, generator=draw) - 1
     else:
         x = pixels / 127.5 - 1
     if noise == "gaussian":

@@ -111,7 +111,7 @@ def load(
         )
     flow = _read(folder).to(device=device, dtype=dtype)
     flow.eval()
-    flow.revision = commit  # type: ignore[assignment]
+    flow.revision = commit
     return flow
 
 

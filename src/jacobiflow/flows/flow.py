@@ -179,17 +179,17 @@ class Flow(nn.Module, ABC):
             raise ValueError(f"z must be [N, {_dims(self.latent_shape)}], not {list(z.shape)}")
         methods = self.plan(plan, tol=tol, init=init)
         guide = guidance if isinstance(guidance, Guidance) else Guidance(weight=guidance)
-        condition = self._condition(len(z), labels, context)
         self._refuse_nonfinite()
         began = time.perf_counter()
         with torch.no_grad():
-            seq, log_det, blocks = self._decode(z, methods, condition, guide, on_failure, cache)
+            bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide)
+            seq, log_det, blocks = self._decode(z, methods, bound, on_failure, cache)
             x = self.from_sequence(seq)
         seconds = time.perf_counter() - began
         residual = None
         if check:
             with torch.no_grad():
-                again, _ = self._encode(seq, condition, guide)
+                again, _ = self._encode(seq, self._condition(len(z), labels, context), guide)
                 residual = (again.reshape(z.shape) - z).abs().flatten(1)
                 residual = residual.amax(1) if residual.shape[1] else residual.new_zeros(len(z))
         return Decoded(x=x, log_det=log_det, stats=Stats(blocks=blocks, seconds=seconds, residual=residual))
@@ -198,27 +198,39 @@ class Flow(nn.Module, ABC):
         self,
         z: Tensor,
         plan: Plan,
-        condition: Tensor | None,
-        guidance: Guidance,
+        blocks: list[tuple[Block, Tensor | None]],
         on_failure: OnFailure,
         cache: bool,
     ) -> tuple[Tensor, Tensor, tuple[BlockStats, ...]]:
-        seq = z.unsqueeze(-1) if z.ndim == 2 else z
-        log_det = seq.new_zeros(len(seq))
+        seq, log_det = self.to_prior(z), z.new_zeros(len(z))
         var = self.prior_var()
         if var is not None:
-            seq = seq * var.sqrt()
             log_det = log_det + 0.5 * var.log().sum()
         stats = []
-        for i, method in enumerate(plan):
-            k = len(self.blocks) - 1 - i
-            block, order = self.bind(k, condition, guidance), self.order(k)
+        for i, (method, (block, order)) in enumerate(zip(plan, blocks, strict=True)):
             seq = seq if order is None else seq[:, order]
             out = decode(block, seq, method, on_failure=on_failure, cache=cache, name=i)
             seq = out.x if order is None else out.x[:, _inverse(order)]
             log_det = log_det + out.log_det
             stats.append(out.stats.blocks[0])
         return seq, log_det, tuple(stats)
+
+    def to_prior(self, z: Tensor) -> Tensor:
+        """Standard noise as the sequence [N, T, D] that the first block decodes."""
+        seq, var = z.unsqueeze(-1) if z.ndim == 2 else z, self.prior_var()
+        return seq if var is None else seq * var.sqrt()
+
+    def bound_blocks(
+        self,
+        n: int,
+        *,
+        labels: int | Tensor | None = None,
+        context: Tensor | None = None,
+        guidance: Guidance | None = None,
+    ) -> list[tuple[Block, Tensor | None]]:
+        """The blocks as decoders see them, in sampling order, each with the order of its positions."""
+        condition, guide = self._condition(n, labels, context), guidance or Guidance()
+        return [(self.bind(k, condition, guide), self.order(k)) for k in reversed(range(len(self.blocks)))]
 
     def sample(
         self,
@@ -291,7 +303,7 @@ class Flow(nn.Module, ABC):
                 raise ValueError("labels must be a whole number or a [N] tensor of whole numbers")
             if found.ndim == 1 and len(found) != n:
                 raise ValueError(f"labels are {len(found)}, samples {n}")
-            if found.numel() and not (-1 <= int(found.min()) and int(found.max()) < self.num_classes):
+            if found.numel() and not (int(found.min()) >= -1 and int(found.max()) < self.num_classes):
                 raise ValueError(f"labels must be 0 .. {self.num_classes - 1}, or -1 for none")
             return found.long().expand(n)
         if self.context_features:

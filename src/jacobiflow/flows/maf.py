@@ -115,6 +115,7 @@ class MAF(Flow):
     torch.Size([3, 5])
     """
 
+    config: MAFConfig
     family: ClassVar[str] = "maf"
     default_tol: ClassVar[float] = 1e-4
 

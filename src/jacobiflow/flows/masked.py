@@ -174,7 +174,7 @@ class MaskedMLP(nn.Module):
     def masked(self, i: int) -> Tensor:
         """Weight i without the connections that would look ahead."""
         linear, mask = self.linears[i], self.get_buffer(f"mask{i}")
-        return linear.weight * mask  # type: ignore[operator, return-value]
+        return linear.weight * mask  # type: ignore[operator]
 
     def forward(self, x: Tensor, context: Tensor | None) -> Tensor:
         """theta [n, T, P] from x [n, T], all positions at once."""
@@ -188,7 +188,7 @@ class MaskedMLP(nn.Module):
                 out = F.linear(self.activation(out), self.masked(j), self.linears[j].bias)  # type: ignore[arg-type]
             h = h + out if self.residual else out
         theta = F.linear(self.activation(h), self.head.weight * self.head_mask, self.head.bias)  # type: ignore[operator]
-        return theta.unflatten(-1, (self.length, self.params))
+        return theta.view(*theta.shape[:-1], self.length, self.params)
 
     def pack(self) -> Packed:
         """The network for decoding; made again only when a weight has changed."""

@@ -184,6 +184,7 @@ class TarFlow(Flow):
     torch.Size([3, 1, 8, 8])
     """
 
+    config: TarFlowConfig
     family: ClassVar[str] = "tarflow"
     default_tol: ClassVar[float] = 0.5
 

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
 EXPANSION = 4  # hidden units of the MLP for each number of width
 
 

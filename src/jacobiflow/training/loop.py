@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from jacobiflow.core.types import JacobiflowError
+from jacobiflow.data.pictures import save_grid
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Batch, prepare
 from jacobiflow.flows.flow import Flow
@@ -41,6 +44,7 @@ class World:
 
     rank: int = 0
     size: int = 1
+    local: int = 0  # which of this machine's
 
     @classmethod
     def from_environment(cls) -> World:
@@ -50,7 +54,7 @@ class World:
             return cls()
         if not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        return cls(dist.get_rank(), size)
+        return cls(dist.get_rank(), size, int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def learning_rate(step: int, steps_per_epoch: float, total: int, config: TrainingConfig) -> float:
@@ -110,7 +114,7 @@ class Trainer:
         self.loss = self._loss_module()
 
     def _loss_module(self) -> nn.Module:
-        loss: nn.Module = _Loss(self.flow, self.config)
+        loss: nn.Module = _Loss(self.flow)
         if self.config.compile:
             loss = torch.compile(loss)  # type: ignore[assignment]
         if self.world.size > 1:
@@ -129,8 +133,8 @@ class Trainer:
         if about is None:
             return 0
         mine, found = self._identity(), about["recipe"]
-        if mine != found:
-            changed = [k for k in mine if mine[k] != found.get(k)]
+        changed = [k for k in mine if k in found and mine[k] != found[k]]
+        if changed:
             raise StateError(
                 f"{self.out} holds a run with other settings ({', '.join(changed)}); use a new --out"
             )
@@ -156,21 +160,26 @@ class Trainer:
         order = batches(len(self.train), self.config.batch_size, self.config.seed, step)
         began, seen = time.perf_counter(), 0
         self.flow.train()
-        while step < self.total:
-            loss, norm = self.step(step, next(order))
-            step += 1
-            seen += self.config.batch_size
-            bar.update()
-            if step % self.config.log_every == 0 or step == self.total:
-                rate = seen / (time.perf_counter() - began)
-                began, seen = time.perf_counter(), 0
-                bar.set_postfix(loss=f"{loss:.4f}", images_s=f"{rate:.0f}")
-                if log:
-                    lr = self.optimizer.param_groups[0]["lr"]
-                    log.write(step=step, epoch=step / self.per_epoch, loss=loss, norm=norm, lr=lr, rate=rate)
+        with bar, _StopKey() as stop:
+            while step < self.total and not stop.pressed:
+                loss, norm = self.step(step, next(order))
+                step += 1
+                seen += self.config.batch_size
+                bar.update()
+                if step % self.config.log_every == 0 or step == self.total:
+                    rate = seen / (time.perf_counter() - began)
+                    began, seen = time.perf_counter(), 0
+                    bar.set_postfix(loss=f"{loss:.4f}", images_s=f"{rate:.0f}")
+                    if log:
+                        lr = self.optimizer.param_groups[0]["lr"]
+                        epoch = step / self.per_epoch
+                        log.write(step=step, epoch=epoch, loss=loss, norm=norm, lr=lr, rate=rate)
+                if self.leader:
+                    self.write(step, log)
+        if stop.pressed and step < self.total:
             if self.leader:
-                self.write(step, log)
-        bar.close()
+                self.save(step)
+            raise TrainingError(f"stopped after step {step}; the same command goes on from there")
         if self.world.size > 1:
             dist.barrier()
 
@@ -180,7 +189,7 @@ class Trainer:
         lr = learning_rate(step, self.per_epoch, self.total, config)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        batch = prepare(self.train, index, self.recipe, generator(config.seed, step, 1)).to(self.device)
+        batch = self.batch(self.train, index, generator(config.seed, step, 1), augment=True)
         share = len(index) // (world.size * config.accumulate)
         total = torch.zeros((), device=self.device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -207,6 +216,21 @@ class Trainer:
             for name, p in self.flow.named_parameters():
                 self.ema[name].lerp_(p.detach(), 1 - config.ema)
         return value, norm
+
+    def batch(self, images: Images, index: Tensor, draw: torch.Generator, *, augment: bool) -> Batch:
+        """Images number `index` as the flow takes them."""
+        config = self.config
+        found = prepare(
+            images,
+            index,
+            draw,
+            noise=config.noise,
+            noise_std=getattr(self.flow.config, "noise_std", 0.0),
+            flip=augment and config.flip,
+            label_drop=config.label_drop if augment else 0.0,
+        )
+        labels = found.labels if self.flow.num_classes else None
+        return Batch(found.x.reshape(len(index), *self.flow.data_shape), labels).to(self.device)
 
     def track_prior(self, batch: Batch) -> None:
         """The volume-preserving variant learns the prior's variance as a running mean of z^2."""
@@ -236,10 +260,14 @@ class Trainer:
         if config.keep_every and step % config.keep_every == 0:
             self.export(self.out / "kept" / f"step-{step:07d}")
         if due["save"]:
-            about = {"step": step, "recipe": self._identity()}
-            save_state(self.out, self.flow, self.optimizer, self.ema, about)
+            self.save(step)
         if end:
             self.export(self.out / "model")
+
+    def save(self, step: int) -> None:
+        """The state of the run after `step` steps."""
+        about = {"step": step, "recipe": self._identity()}
+        save_state(self.out, self.flow, self.optimizer, self.ema, about)
 
     def averaged(self) -> dict[str, Tensor]:
         """The weights to use: averaged if the recipe says so."""
@@ -247,48 +275,70 @@ class Trainer:
 
     def export(self, folder: Path) -> None:
         """The flow as a checkpoint folder."""
-        flow = type(self.flow)(self.flow.config)  # type: ignore[call-arg]
+        flow = type(self.flow)(self.flow.config)
         flow.load_state_dict(self.averaged())
         flow.save(folder)
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Mean loss on the first validation images, always with the same noise."""
+        """Mean loss on evenly spaced validation images, always with the same noise."""
         self.flow.eval()
         count = min(self.config.validate, len(self.validation))
+        chosen = torch.linspace(0, len(self.validation) - 1, count).long()  # sources may be sorted
         draw = generator(self.config.seed, 0, 2)
         total = 0.0
-        for index in torch.arange(count).split(250):
-            batch = prepare(self.validation, index, self.recipe, draw, augment=False).to(self.device)
+        for lo in range(0, count, 250):
+            index = chosen[lo : lo + 250]
+            batch = self.batch(self.validation, index, draw, augment=False)
             total += float(-self.flow.log_prob(batch.x, batch.labels).double().sum())
         self.flow.train()
         return total / count / math.prod(self.flow.data_shape)
 
     def picture(self, step: int) -> None:
         """A grid of samples, made with the fast decoder."""
-        from jacobiflow.data.pictures import save_grid
-
         self.flow.eval()
-        n = min(self.flow.num_classes, 10) * 8 if self.flow.num_classes else 64
-        labels = torch.arange(n) % min(self.flow.num_classes, 10) if self.flow.num_classes else None
-        out = self.flow.sample(n, labels=labels, seed=self.config.seed)
+        columns = min(self.flow.num_classes, 10) or 8
+        labels = torch.arange(8 * columns) % columns if self.flow.num_classes else None
+        x = self.flow.sample(8 * columns, labels=labels, seed=self.config.seed).x
+        x = x.reshape(-1, *self.train.pixels.shape[1:])
         folder = self.out / "samples"
         folder.mkdir(exist_ok=True)
-        columns = min(self.flow.num_classes, 10) if self.flow.num_classes else 8
-        save_grid(out.x, folder / f"step-{step:07d}.png", columns=columns)
+        save_grid(x, folder / f"step-{step:07d}.png", columns=columns)
         self.flow.train()
 
 
 class _Loss(nn.Module):
-    """Mean negative log-likelihood in nats a dimension, and the penalty on scales."""
+    """Mean negative log-likelihood in nats a dimension."""
 
-    def __init__(self, flow: Flow, config: TrainingConfig) -> None:
+    def __init__(self, flow: Flow) -> None:
         super().__init__()
-        self.flow, self.config = flow, config
+        self.flow = flow
 
     def forward(self, x: Tensor, labels: Tensor | None) -> Tensor:
         dims = math.prod(self.flow.data_shape)
         return -self.flow.log_prob(x, labels).mean() / dims
+
+
+class _StopKey:
+    """Remembers a Ctrl-C, so that a run ends between two steps; the second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def __enter__(self) -> _StopKey:
+        self.before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self.press)
+        return self
+
+    def press(self, *_: object) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+
+    def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self.before)
 
 
 class _Log:
@@ -311,7 +361,7 @@ class _Log:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise TrainingError("TensorBoard is not installed: pip install tensorboard") from None
-            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)  # type: ignore[no-untyped-call]
+            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
 
     def write(self, **entry: float) -> None:
         with self.path.open("a", encoding="utf-8") as f:

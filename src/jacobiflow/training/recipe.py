@@ -7,10 +7,11 @@ import tomllib
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.data.sources import DataConfig
+from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.maf import MAFConfig
 from jacobiflow.flows.tarflow import TarFlowConfig
 
@@ -32,11 +33,10 @@ class TrainingConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 1e-4
     clip: float = 0.0  # largest norm of the gradient; 0: none
-    noise: Literal["gaussian", "dequantize", "none"] = "gaussian"  # gaussian: the model's noise_std
+    noise: Noise = "gaussian"  # see `jacobiflow.data.transforms.prepare`; gaussian: the model's noise_std
     label_drop: float = 0.0
     flip: bool = False
     ema: float = 0.0  # decay of averaged weights; 0: none
-    scale_penalty: float = 0.0  # weight of the mean squared log-scale, for flows that must invert well
     seed: int = 0
     bf16: bool = True  # autocast, on CUDA only
     compile: bool = False
@@ -62,7 +62,6 @@ class TrainingConfig:
             "warmup_epochs",
             "weight_decay",
             "clip",
-            "scale_penalty",
             "sample_every",
             "keep_every",
             "validate",
@@ -114,7 +113,7 @@ class Recipe:
             raise RecipeError(f"model.family must be tarflow or maf, not {model.get('family')!r}")
         shape = {k: v for k, v in model.items() if k != "family"}
         return cls(
-            model=build(family, shape, "model"),  # type: ignore[arg-type]
+            model=build(family, shape, "model"),
             data=build(DataConfig, doc.get("data", {}), "data"),
             training=build(TrainingConfig, doc.get("training", {}), "training"),
             about=str(doc.get("about", "")),

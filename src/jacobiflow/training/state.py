@@ -30,7 +30,7 @@ def save_state(
 ) -> None:
     """Everything that resuming needs. Data order, noise and schedule follow from seed and step."""
     tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
-    names = {p: n for n, p in model.named_parameters()}
+    names: dict[Tensor, str] = {p: n for n, p in model.named_parameters()}
     for p, slots in optimizer.state.items():
         for slot, value in slots.items():
             tensors[f"optimizer.{slot}.{names[p]}"] = torch.as_tensor(value)
@@ -56,14 +56,13 @@ def load_state(
             about = json.loads(f.metadata()["about"])
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
         model.load_state_dict(_part(tensors, "model."))
+        slots: dict[str, dict[str, Tensor]] = {}
+        for key, value in _part(tensors, "optimizer.").items():
+            slot, _, name = key.partition(".")
+            slots.setdefault(name, {})[slot] = value
         for name, p in model.named_parameters():
-            slots = {
-                k.split(".")[1]: v
-                for k, v in tensors.items()
-                if k.endswith(f".{name}") and k.startswith("optimizer.") and k.split(".", 2)[2] == name
-            }
-            if slots:
-                optimizer.state[p] = {s: v.to(p.device) if s != "step" else v for s, v in slots.items()}
+            if name in slots:
+                optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in slots[name].items()}
         for name, value in _part(tensors, "ema.").items():
             assert ema is not None
             ema[name].copy_(value)

@@ -1,0 +1,75 @@
+"""`jacobiflow COMMAND ...`: finds the command, runs it, turns a user's error into one line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+COMMANDS = {
+    "sample": "draw samples, with a picture, a table of times and how exact they are",
+    "train": "train a flow by a recipe, on one process or many",
+    "convert": "turn a public TarFlow checkpoint into a jacobiflow folder",
+    "models": "list the bundled models and recipes",
+}
+
+
+def overview() -> str:
+    """What `jacobiflow --help` prints."""
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    return (
+        "usage: jacobiflow COMMAND [options]\n\n"
+        "Fast sampling of autoregressive normalizing flows.\n\n"
+        f"commands:\n{rows}\n\n"
+        "example:\n  jacobiflow sample mnist -n 16 --labels 0-9 --out out\n\n"
+        "`jacobiflow COMMAND --help` explains a command."
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 2 for anything that the user can mend."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    if args[0] == "--version":
+        from jacobiflow import __version__
+
+        print(f"jacobiflow {__version__}")
+        return 0
+    name, *rest = args
+    if name not in COMMANDS:
+        print(f"jacobiflow: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    warnings.showwarning = _show_warning
+    from jacobiflow.core.types import JacobiflowError
+
+    command: Any = importlib.import_module(f"jacobiflow.cli.{name}")
+    try:
+        command.main(rest)
+        sys.stdout.flush()
+    except (JacobiflowError, ValueError, TypeError, OSError, MemoryError) as error:
+        if os.environ.get("JACOBIFLOW_TRACEBACK"):
+            raise
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        reason = " ".join(str(error).split()) or type(error).__name__
+        print(f"jacobiflow {name}: {reason}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"jacobiflow {name}: stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"jacobiflow: warning: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

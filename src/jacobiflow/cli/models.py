@@ -1,0 +1,40 @@
+"""`jacobiflow models`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jacobiflow.cli.options import parse, report, table
+from jacobiflow.flows.checkpoint import bundled_names, load
+from jacobiflow.training.recipe import Recipe, recipe_names
+
+
+@dataclass(frozen=True)
+class Args:
+    """List the bundled models and recipes.
+
+    example: jacobiflow models --json
+    """
+
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the command."""
+    args = parse(Args, argv, command="models")
+    models: list[dict[str, Any]] = []
+    for name in bundled_names():
+        flow = load(name)
+        count = sum(p.numel() for p in flow.parameters())
+        models.append(
+            {"name": name, "family": flow.family, "parameters": count, "config": asdict(flow.config)}
+        )
+    recipes = [{"name": name, "about": Recipe.load(name).about} for name in recipe_names()]
+    lines = [("model", "family", "parameters")]
+    lines += [(m["name"], m["family"], f"{m['parameters']:,}") for m in models]
+    about = "\n".join(f"  {r['name']:<16} {r['about']}" for r in recipes)
+    text = f"{table(lines)}\n\nrecipes, for `jacobiflow train`:\n{about}"
+    report({"models": models, "recipes": recipes}, text, as_json=args.json)

@@ -1,0 +1,120 @@
+"""`jacobiflow train`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from jacobiflow.cli.options import note, parse, pick_device
+from jacobiflow.data.sources import DataConfig, Images, load_images
+from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.maf import MAF, MAFConfig
+from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
+from jacobiflow.training.loop import Trainer, TrainingError, World
+from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Train a flow. Every field of the recipe is a flag.
+
+    A run writes into --out: state.safetensors (to go on from, after a crash or Ctrl-C, with the
+    same command), log.jsonl, sample grids, and at the end the checkpoint folder `model`.
+
+    example: jacobiflow train mnist-cpu --data.source mnist.npz --training.epochs 2 --out runs/mnist
+    """
+
+    model: TarFlowConfig | MAFConfig
+    data: DataConfig
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    out: Path = Path("runs/flow")
+    """Folder of the run."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, ..."""
+
+
+def usage() -> str:
+    """What `jacobiflow train --help` prints: the flags depend on the recipe."""
+    names = "\n".join(f"  {name:<16} {Recipe.load(name).about}" for name in recipe_names())
+    return (
+        "usage: jacobiflow train RECIPE [options]\n\n"
+        "RECIPE is a TOML file or one of\n"
+        f"{names}\n\n"
+        "`jacobiflow train RECIPE --help` lists its fields, all of which are options.\n\n"
+        "example:\n"
+        "  jacobiflow train mnist-cpu --data.source mnist.npz --out runs/mnist\n"
+        "on 8 GPUs of one machine:\n"
+        "  torchrun --nproc-per-node 8 -m jacobiflow.cli.main train cifar10 --out runs/cifar10"
+    )
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the command."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return
+    recipe = Recipe.load(argv[0])
+    default = Args(
+        model=recipe.model, data=recipe.data, training=recipe.training, out=Path("runs") / Path(argv[0]).stem
+    )
+    args = parse(Args, argv[1:], command=f"train {argv[0]}", default=default)
+    recipe = Recipe(model=args.model, data=args.data, training=args.training, about=recipe.about)
+    world = World.from_environment()
+    try:
+        train(recipe, args.out, pick_device(args.device), world)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None:
+    """Build flow and data by the recipe and run it."""
+    images = load_for(recipe)
+    if device.type == "cuda" and world.size > 1:
+        device = torch.device("cuda", world.local)
+        torch.cuda.set_device(device)
+    torch.manual_seed(recipe.training.seed)
+    flow = build_flow(recipe.model).to(device)
+    trainer = Trainer(recipe, flow, *images, out)
+    if trainer.leader:
+        count = sum(p.numel() for p in flow.parameters())
+        note(
+            f"{count:,} parameters, {len(images[0]):,} + {len(images[1]):,} images (training + validation), "
+            f"{trainer.total:,} steps on {world.size} x {device.type}, into {out}"
+        )
+    trainer.run()
+    if trainer.leader:
+        note(f"done; try: jacobiflow sample {out / 'model'} -n 16 --out samples")
+
+
+def build_flow(config: Any) -> Flow:
+    """A fresh flow of this shape."""
+    return MAF(config) if isinstance(config, MAFConfig) else TarFlow(config)
+
+
+def load_for(recipe: Recipe) -> tuple[Images, Images]:
+    """The recipe's images in the shape that its model takes."""
+    if not recipe.data.source:
+        raise TrainingError(
+            "the recipe names no data: give --data.source an .npz file, a folder or a dataset id"
+        )
+    model = recipe.model
+    if isinstance(model, TarFlowConfig):
+        return load_images(
+            recipe.data,
+            image_size=model.image_size,
+            channels=model.image_channels,
+            num_classes=model.num_classes,
+        )
+    side = math.isqrt(model.features)
+    if side**2 != model.features:
+        raise TrainingError(
+            f"model.features {model.features} is no square: grey images of that many pixels do not exist"
+        )
+    return load_images(recipe.data, image_size=side, channels=1)
