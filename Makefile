@@ -1,0 +1,53 @@
+# Every target makes the environment that it needs, once: `make demo` and `make test` are all there is
+# to setting up. PYTHON may name another Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Two workers for two cores, one thread each; timings are never taken in tests.
+WORKERS ?= 2
+
+.PHONY: demo test lint format bench clean
+
+$(VENV)/core: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing jacobiflow into $(VENV) (once)"
+	@$(PIP) torch
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/core
+	@echo "installing what tests and checks need into $(VENV) (once)"
+	@$(PIP) -e '.[dev,hub,data,tensorboard]'
+	@touch $@
+
+$(VENV)/peers: $(VENV)/dev
+	@$(PIP) -e '.[peers]'
+	@touch $@
+
+demo: $(VENV)/core
+	@$(BIN)/jacobiflow sample mnist -n 64 --labels 0-9 --seed 0 --plan sequential uniform selective \
+	  --time-at 1 --repeats 3 --out out
+	@echo "look at the pictures in out/, then try:"
+	@echo "  $(BIN)/jacobiflow sample mnist -n 10 --labels 0-9 --guidance 1 --denoise --out out/guided"
+	@echo "  $(BIN)/jacobiflow sample mnist-maf -n 100 --out out/maf"
+	@echo "  $(BIN)/jacobiflow --help"
+
+test: $(VENV)/dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+lint: $(VENV)/dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+format: $(VENV)/dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/peers
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
