@@ -164,7 +164,7 @@ class _Rows:
     def cost(self, lo: int, hi: int) -> int:
         """Positions that a sweep of lo .. hi - 1 puts through the conditioner."""
         valid = 0 if self.cache is None else self.cache.valid
-        return hi - 1 - min(valid, lo - 1)
+        return hi - 1 - min(valid, max(lo - 1, 0))
 
 
 class _Run:
@@ -197,19 +197,21 @@ class _Run:
             rows = solve(rows, max(lo, 1), min(lo + step, self.length))
         self.put(rows)
         self.fall_back(self.again.nonzero()[:, 0])
-        for i in (self.code == NONFINITE).nonzero()[:, 0].tolist():
-            self.x[i, self.known[i] :] = self.slope[i, self.known[i] :] = float("nan")
+        if bool((self.code == NONFINITE).any()):  # no guess is sold as an answer
+            unknown = (torch.arange(self.length) >= self.known[:, None]).to(self.x.device)
+            self.x[unknown] = self.slope[unknown] = float("nan")
 
     def sequential(self, rows: _Rows, lo: int, hi: int) -> _Rows:
         """Positions lo .. hi - 1 one after the other, each exact; returns the rows that stay."""
         for begin in range(lo, hi, CHECK_EVERY):
             if not len(rows):
                 break
-            end = min(begin + CHECK_EVERY, hi)
+            end, cost = min(begin + CHECK_EVERY, hi), 0
             for t in range(begin, end):
+                cost += rows.cost(t, t + 1)
                 rows.x[:, t : t + 1], rows.slope[:, t : t + 1] = rows.evaluate(t, t + 1)
             self.sweeps[rows.places] += end - max(begin, 1)
-            self.evaluated[rows.places] += end - max(begin, 1)
+            self.evaluated[rows.places] += cost
             finite = rows.x[:, begin:end].isfinite().flatten(1).all(1).cpu()
             if not bool(finite.all()):
                 self.give_up(rows.places[~finite], end)
