@@ -1,0 +1,19 @@
+"""`make bench`: every benchmark, its tables printed and written into out/."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+NAMES = ("mnist_quality",)
+
+
+def main() -> None:
+    chosen, rest = [a for a in sys.argv[1:] if a in NAMES], [a for a in sys.argv[1:] if a not in NAMES]
+    for name in chosen or NAMES:
+        sys.argv = [name, *rest]
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

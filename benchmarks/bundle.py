@@ -1,0 +1,131 @@
+"""A finished run as a bundled model: `python -m benchmarks.bundle RUN NAME --quality QUALITY.json`.
+
+Stores the weights in half precision, measures what that changes, and writes the card: data, recipe,
+training log, measured figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import jacobiflow as jf
+from jacobiflow.analysis.compare import compare
+from jacobiflow.data.pictures import save_grid
+from jacobiflow.training.recipe import Recipe
+
+
+def half_precision(flow: jf.Flow, folder: Path, n: int = 64) -> dict[str, float]:
+    """How far samples move, on the same noise, if the weights are stored in half precision."""
+    flow.save(folder, dtype=torch.float16)
+    half = jf.load(folder)
+    labels = torch.arange(n) % flow.num_classes if flow.num_classes else None
+    z = flow.noise(n, seed=0)
+    kw: dict[str, Any] = {"labels": labels} if labels is not None else {}
+    full, stored = flow.decode(z, "sequential", **kw).x, half.decode(z, "sequential", **kw).x
+    off = (full - stored).abs()
+    pairs = torch.stack((full, stored), 1).flatten(0, 1)[:32]
+    if pairs.ndim == 2:
+        side = math.isqrt(pairs.shape[1])
+        pairs = pairs.reshape(-1, 1, side, side)
+    save_grid(pairs, folder / "half_precision.png", columns=16)
+    return {"samples": n, "largest": off.max().item(), "mean": off.mean().item()}
+
+
+def log_table(run: Path, dims: int) -> str:
+    """Training and validation loss, an epoch a row."""
+    entries = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    rows = [
+        "| epoch | step | training loss | validation loss | validation nats an image |",
+        "|---|---|---|---|---|",
+    ]
+    for v in (e for e in entries if "validation" in e):
+        recent = [e["loss"] for e in entries if "loss" in e and v["step"] - 400 < e["step"] <= v["step"]]
+        rows.append(
+            f"| {v['epoch']:.0f} | {v['step']} | {sum(recent) / len(recent):.4f} "
+            f"| {v['validation']:.4f} | {-v['validation'] * dims:.1f} |"
+        )
+    return "\n".join(rows)
+
+
+def card(name: str, flow: jf.Flow, recipe: str, run: Path, notes: str, figures: dict[str, Any]) -> str:
+    """The model card."""
+    about = Recipe.load(recipe)
+    count = sum(p.numel() for p in flow.parameters())
+    dims = math.prod(flow.data_shape)
+    listing = json.dumps(figures, indent=2)
+    return f"""---
+library_name: jacobiflow
+license: mit
+tags: [normalizing-flow]
+datasets: [mnist]
+---
+# {name}
+
+{about.about} {count:,} parameters, stored in half precision, used in float32.
+
+```python
+import jacobiflow as jf
+flow = jf.load("{name}")
+```
+
+## Data and recipe
+All 60,000 training images of MNIST (LeCun et al.); validation and figures are on the 10,000 test images.
+Recipe `{recipe}`: `jacobiflow train {recipe} --data.source mnist.npz`. {notes}
+
+## Training log
+Losses are nats a dimension of the noised data, over the last 400 steps for training and on 1,000 test images
+for validation.
+
+{log_table(run, dims)}
+
+## Measured figures
+By `python -m benchmarks.mnist_quality` and `python -m benchmarks.bundle`; deviations are of samples from the same
+noise, in data units (images span [-1, 1]).
+
+```json
+{listing}
+```
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="folder of a finished `jacobiflow train`")
+    parser.add_argument("name", help="bundled name")
+    parser.add_argument("--recipe", required=True)
+    parser.add_argument("--quality", type=Path, help="JSON of benchmarks.mnist_quality")
+    parser.add_argument("--notes", default="", help="a sentence for the card")
+    parser.add_argument("--out", type=Path, default=Path("src/jacobiflow/bundled"))
+    args = parser.parse_args()
+    flow, folder = jf.load(args.run / "model"), args.out / args.name
+    figures: dict[str, Any] = {"half_precision": half_precision(flow, folder)}
+    half = jf.load(folder)
+    n = 64
+    labels = torch.arange(n) % flow.num_classes if flow.num_classes else None
+    rows, _ = compare(
+        half,
+        half.noise(n, seed=0),
+        ("uniform", "selective"),
+        [n],
+        repeats=1,
+        condition=lambda b: {} if labels is None else {"labels": labels[:b]},
+    )
+    figures["sweeps"] = {r.plan: {"a_block": r.sweeps, "largest_deviation": r.largest} for r in rows}
+    if args.quality:
+        figures |= json.loads(args.quality.read_text())
+    flow.save(
+        folder, dtype=torch.float16, card=card(args.name, flow, args.recipe, args.run, args.notes, figures)
+    )
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    print(json.dumps(figures, indent=2))
+    print(f"{folder}: {size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()
