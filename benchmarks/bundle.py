@@ -85,8 +85,8 @@ for validation.
 {log_table(run, dims)}
 
 ## Measured figures
-By `python -m benchmarks.mnist_quality` and `python -m benchmarks.bundle`; deviations are of samples from the same
-noise, in data units (images span [-1, 1]).
+By `python -m benchmarks.mnist_quality` and `python -m benchmarks.bundle`; deviations are of samples from the
+same noise, in data units (images span [-1, 1]).
 
 ```json
 {listing}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import is_dataclass
+from reprlib import repr as short
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from jacobiflow.core.types import JacobiflowError
@@ -15,6 +17,36 @@ class RecordError(JacobiflowError, ValueError):
 T = TypeVar("T")
 
 
+def parse_json(text: str) -> Any:
+    """Plain data from JSON as the standard has it: no NaN, no Infinity, no key twice.
+
+    >>> parse_json('{"tol": 0.5, "tol": 0.1}')
+    Traceback (most recent call last):
+    jacobiflow.core.records.RecordError: the key 'tol' is there twice
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_once)
+    except RecordError:
+        raise
+    except RecursionError:
+        raise RecordError("it is nested too deeply") from None
+    except ValueError as error:
+        raise RecordError(f"it is not JSON: {error}") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise RecordError(f"{name} is no JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise RecordError(f"the key {short(key)} is there twice")
+        found[key] = value
+    return found
+
+
 def build(kind: type[T], doc: Any, where: str) -> T:
     """A dataclass from a plain dict: unknown fields and wrong types are named."""
     assert is_dataclass(kind)
@@ -24,7 +56,7 @@ def build(kind: type[T], doc: Any, where: str) -> T:
     values = {}
     for name, value in doc.items():
         if name not in hints:
-            raise RecordError(f"{where} has no field {name!r}; it has {', '.join(hints)}")
+            raise RecordError(f"{where} has no field {short(name)}; it has {', '.join(hints)}")
         values[name] = _fit(value, hints[name], f"{where}.{name}")
     try:
         return kind(**values)
@@ -46,7 +78,10 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
                 _fit(v, h, f"{where}[{i}]") for i, (v, h) in enumerate(zip(value, inner, strict=True))
             )
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise RecordError(f"{where} is too large: {short(value)}") from None
     if hint in (int, bool, str) and type(value) is hint:
         return value
     if origin is not Literal and origin is not tuple and args:  # a union
@@ -57,10 +92,14 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
                 return _fit(value, option, where)
             except RecordError:
                 continue
-    raise RecordError(f"{where} must be {_describe(hint)}, not {value!r}")
+    raise RecordError(f"{where} must be {_describe(hint)}, not {short(value)}")
 
 
 def _describe(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " or ".join(map(repr, get_args(hint)))
-    return getattr(hint, "__name__", str(hint)) if not get_args(hint) else str(hint)
+    """A type as a user would say it."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " or ".join(map(repr, args))
+    if origin is tuple:
+        return f"a list of {_describe(args[0])}"
+    return " or ".join(map(_describe, args)) if args else getattr(hint, "__name__", str(hint))

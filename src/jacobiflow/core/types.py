@@ -41,6 +41,9 @@ class Block(Protocol):
     def select(self, rows: Tensor) -> Block:
         """The same block, bound to these rows of its labels or context."""
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weights, and labels or context as they were bound: all that gradients may flow to."""
+
     def new_cache(self, n: int) -> Cache:
         """An empty cache for `n` rows."""
 

@@ -2,17 +2,28 @@
 
 Nothing is unpickled and no code is loaded. Config and tensors are compared with each other before
 any weight is allocated.
+
+Two files cannot be replaced in one step, so a save that changes the config first writes the new config
+with the old one under "previous", then the weights, then the new config alone. The weights' header says
+which config they were saved with (`_mark`). Whenever a save is cut short, the folder holds the old
+checkpoint or the new one, whole.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
+import secrets
 import tempfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 import torch
@@ -20,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from jacobiflow.core.records import RecordError, build
+from jacobiflow.core.records import RecordError, build, parse_json
 from jacobiflow.core.types import JacobiflowError
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
@@ -30,56 +41,114 @@ FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     TarFlow.family: (TarFlow, TarFlowConfig),
     MAF.family: (MAF, MAFConfig),
 }
+HUB_ID = re.compile(r"[^./~\\][^/\\]*/[^/\\]+")  # user/model
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-FLOATS = {"F64", "F32", "F16", "BF16"}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class CheckpointError(JacobiflowError, ValueError):
     """A checkpoint that is not there, is damaged, or does not fit its config."""
 
 
+# Writing
+
+
 def write_atomically(path: Path, write: Callable[[str], object]) -> None:
     """Call write(name of a private file beside `path`), then move it to `path` in one step."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        write(name)
+        with open(name, "xb") as f:
+            mode = os.fstat(f.fileno()).st_mode
+        write(str(name))
+        os.chmod(name, mode)  # safetensors makes files that nobody else can read
         with open(name, "rb") as f:
             os.fsync(f.fileno())
         os.replace(name, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        with suppress(OSError):
+            name.unlink()
         raise
 
 
 def save(
     flow: Flow, folder: str | Path, *, dtype: torch.dtype | None = None, card: str | None = None
 ) -> None:
-    """Write `flow` into `folder`. dtype: how weights are stored (None: as they are)."""
+    """Write `flow` into `folder`; a save that fails leaves what was there.
+
+    dtype: how weights are stored (None: as they are).
+    card: the text of README.md. None writes one, unless the folder already has a card of this very model.
+    """
     folder = Path(folder)
     doc = {"format": "jacobiflow", "version": 1, "family": flow.family, "config": asdict(flow.config)}
-    tensors = {k: v.detach().to("cpu", dtype or v.dtype).contiguous() for k, v in flow.state_dict().items()}
+    text = json.dumps(doc, indent=2) + "\n"
+    doc = json.loads(text)  # tuples as the lists that a reader will see
+    tensors = {name: _stored(name, value, dtype) for name, value in flow.state_dict().items()}
+    header = {"format": "pt", "config": _mark(doc), "crc32": checksum(tensors)}
+
+    def put(name: str, text: str) -> None:
+        write_atomically(folder / name, lambda path: Path(path).write_text(text, encoding="utf-8"))
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(doc, indent=2) + "\n"
-        write_atomically(folder / WEIGHTS, lambda name: save_file(tensors, name))
-        write_atomically(folder / CONFIG, lambda name: Path(name).write_text(text, encoding="utf-8"))
-        page = card or default_card(flow)
-        write_atomically(folder / CARD, lambda name: Path(name).write_text(page, encoding="utf-8"))
+        old = _present(folder)
+        same = old is not None and _mark(old) == _mark(doc)
+        if old is not None and not same:
+            put(CONFIG, json.dumps(doc | {"previous": old}, indent=2) + "\n")
+        write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata=header))
+        put(CONFIG, text)
+        if card is not None or not same or not (folder / CARD).exists():
+            put(CARD, default_card(flow) if card is None else card)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write {folder}: {error}") from None
 
 
-def default_card(flow: Flow) -> str:
+def _stored(name: str, value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A tensor as it goes to disk; numbers that the type cannot hold are refused."""
+    dtype = dtype or value.dtype
+    if dtype not in DTYPES.values():
+        raise CheckpointError(f"weights are stored as float64, float32, float16 or bfloat16, not {dtype}")
+    found = value.detach().to("cpu", dtype).contiguous()
+    if dtype != value.dtype and bool((found.isinf() & value.detach().cpu().isfinite()).any()):
+        raise CheckpointError(f"tensor {name!r} has values too large for {dtype}; store it as bfloat16")
+    return found
+
+
+def _mark(doc: Mapping[str, Any]) -> str:
+    """What names a config in the header of its weights."""
+    plain = json.dumps([doc.get("family"), doc.get("config")], sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()[:16]
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Finds damage by accident, in files that safetensors itself takes for whole."""
+    found = 0
+    for name in sorted(tensors):
+        found = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, found)
+    return f"{found:08x}"
+
+
+def _present(folder: Path) -> dict[str, Any] | None:
+    """The config of the checkpoint that is in `folder` now, if there is one that can be read."""
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as f:
+            return _choose(_read_doc(folder / CONFIG), f.metadata())
+    except (OSError, SafetensorError, ValueError):
+        return None
+
+
+def default_card(flow: Flow, source: str = "this folder") -> str:
     """A model card that says what the flow itself knows."""
-    rows = "\n".join(f"| {k} | {v} |" for k, v in asdict(flow.config).items())
+    rows = "\n".join(f"| {k} | {short(v)} |" for k, v in asdict(flow.config).items())
     count = sum(p.numel() for p in flow.parameters())
     return (
         "---\nlibrary_name: jacobiflow\ntags: [normalizing-flow]\n---\n"
         f"# A {flow.family} flow\n\n{count:,} parameters. "
-        'Load it with `jacobiflow.load("this folder")`.\n\n'
+        f'Load it with `jacobiflow.load("{source}")`.\n\n'
         f"| setting | value |\n|---|---|\n{rows}\n"
     )
+
+
+# Reading
 
 
 def load(
@@ -94,25 +163,34 @@ def load(
     revision: commit, tag or branch of a hub id. Without one, the newest commit is looked up and
     that very commit is loaded; `flow.revision` says which.
     """
-    path = Path(source)
-    commit = None
-    if str(source) in bundled_names():
-        folder = Path(str(files("jacobiflow") / "bundled" / str(source)))
-    elif path.is_dir():
-        folder = path
-    elif path.exists():
-        raise CheckpointError(f"{source} is a file; a checkpoint is a folder with {CONFIG} and {WEIGHTS}")
-    elif isinstance(source, str) and source.count("/") == 1 and not source.startswith((".", "/", "~")):
-        folder, commit = _download(source, revision)
-    else:
-        known = ", ".join(bundled_names()) or "none"
-        raise CheckpointError(
-            f"no model {str(source)!r}: give a bundled name ({known}), a checkpoint folder or a hub id"
-        )
-    flow = _read(folder).to(device=device, dtype=dtype)
+    folder, commit = _find(source, revision)
+    flow = _read(folder, dtype).to(device=device)
     flow.eval()
     flow.revision = commit
     return flow
+
+
+def _find(source: str | Path, revision: str | None) -> tuple[Path, str | None]:
+    """The folder of a checkpoint; for a hub id also its commit."""
+    path, name = Path(source), str(source)
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {short(name)}: {error.strerror}") from None
+    if name in bundled_names():
+        path = Path(str(files("jacobiflow") / "bundled" / name))
+    elif there and not path.is_dir():
+        raise CheckpointError(f"{name} is a file; a checkpoint is a folder with {CONFIG} and {WEIGHTS}")
+    elif not there and isinstance(source, str) and HUB_ID.fullmatch(source):
+        return _download(source, revision)
+    elif not there:
+        known = ", ".join(bundled_names()) or "none"
+        raise CheckpointError(
+            f"no model {name!r}: give a bundled name ({known}), a checkpoint folder or a hub id"
+        )
+    if revision is not None:
+        raise CheckpointError(f"revision belongs to hub ids; {name!r} is on this machine")
+    return path, None
 
 
 def bundled_names() -> list[str]:
@@ -125,29 +203,59 @@ def bundled_names() -> list[str]:
     )
 
 
-def _read(folder: Path) -> Flow:
-    family, config = read_config(folder / CONFIG)
-    tensors = _read_tensors(folder / WEIGHTS, config)
-    flow: Flow = family(config)
+def _read(folder: Path, dtype: torch.dtype) -> Flow:
+    path, doc = folder / WEIGHTS, _read_doc(folder / CONFIG)
+    try:
+        with safe_open(path, framework="pt") as f:
+            header = f.metadata() or {}
+            family, config = parse_config(_choose(doc, header), folder / CONFIG)
+            _check_tensors(f, config, path)
+            tensors = {name: f.get_tensor(name) for name, _ in config.shapes()}
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} has no {WEIGHTS}: it is not a checkpoint") from None
+    except (OSError, SafetensorError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"cannot read {path}: {error}") from None
+    if "crc32" in header and header["crc32"] != checksum(tensors):
+        raise CheckpointError(f"{path} is damaged: its numbers are not those that were saved")
+    try:
+        with torch.random.fork_rng(devices=[]):  # the first weights are thrown away
+            flow: Flow = family(config).to(dtype)
+    except (OverflowError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{folder / CONFIG}: {error}") from None
     flow.load_state_dict(tensors)
     return flow
 
 
-def read_config(path: Path) -> tuple[type[Any], Any]:
-    """The family and config of a checkpoint."""
+def _read_doc(path: Path) -> dict[str, Any]:
+    """config.json as plain data of our format."""
     try:
-        doc = json.loads(path.read_text(encoding="utf-8"))
+        doc = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}: it is not a checkpoint") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from None
     if not isinstance(doc, dict) or doc.get("format") != "jacobiflow":
         raise CheckpointError(f'{path} is not a jacobiflow config ("format": "jacobiflow" is missing)')
     if doc.get("version") != 1:
-        raise CheckpointError(f"{path}: this release reads version 1, not {doc.get('version')!r}")
+        raise CheckpointError(f"{path}: this release reads version 1, not {short(doc.get('version'))}")
+    return doc
+
+
+def _choose(doc: dict[str, Any], header: Mapping[str, str] | None) -> dict[str, Any]:
+    """The config that the weights with this header go with: `doc`, or the one that it replaces."""
+    previous = doc.get("previous")
+    if isinstance(previous, dict) and (header or {}).get("config") != _mark(doc):
+        return previous
+    return {key: value for key, value in doc.items() if key != "previous"}
+
+
+def parse_config(doc: Mapping[str, Any], path: Path) -> tuple[type[Any], Any]:
+    """The family and config of a checkpoint."""
     name = doc.get("family")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise CheckpointError(f"{path}: family must be one of {', '.join(FAMILIES)}, not {name!r}")
+        raise CheckpointError(f"{path}: family must be one of {', '.join(FAMILIES)}, not {short(name)}")
     family, kind = FAMILIES[name]
     try:
         return family, build(kind, doc.get("config"), "config")
@@ -155,33 +263,26 @@ def read_config(path: Path) -> tuple[type[Any], Any]:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _read_tensors(path: Path, config: Any) -> dict[str, Tensor]:
-    """The tensors, once names, shapes and types are known to be those of `config`."""
-    try:
-        with safe_open(path, framework="pt") as f:
-            left = set(f.keys())
-            for name, shape in config.shapes():
-                if name not in left:
-                    raise CheckpointError(f"{path}: tensor {name!r} is missing")
-                left.remove(name)
-                piece = f.get_slice(name)
-                if tuple(piece.get_shape()) != shape:
-                    raise CheckpointError(
-                        f"{path}: tensor {name!r} is {list(piece.get_shape())}, its config says {list(shape)}"
-                    )
-                if piece.get_dtype() not in FLOATS:
-                    raise CheckpointError(
-                        f"{path}: tensor {name!r} has type {piece.get_dtype()}, not a float"
-                    )
-            if left:
-                raise CheckpointError(f"{path}: tensor {min(left)!r} is not part of this model")
-            return {name: f.get_tensor(name) for name, _ in config.shapes()}
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}: it is not a checkpoint") from None
-    except (OSError, SafetensorError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"cannot read {path}: {error}") from None
+def _check_tensors(f: Any, config: Any, path: Path) -> None:
+    """Names, shapes and types of the tensors in an open file must be those of `config`."""
+    left = set(f.keys())
+    for name, shape in config.shapes():
+        if name not in left:
+            raise CheckpointError(f"{path}: tensor {name!r} is missing")
+        left.remove(name)
+        piece = f.get_slice(name)
+        if tuple(piece.get_shape()) != shape:
+            want = ", ".join(map(short, shape))
+            raise CheckpointError(
+                f"{path}: tensor {name!r} is {list(piece.get_shape())}, its config says [{want}]"
+            )
+        if piece.get_dtype() not in DTYPES:
+            raise CheckpointError(f"{path}: tensor {name!r} has type {piece.get_dtype()}, not a float")
+    if left:
+        raise CheckpointError(f"{path}: tensor {short(min(left))} is not part of this model")
+
+
+# The hub
 
 
 def _hub() -> Any:
@@ -196,21 +297,52 @@ def _download(repo: str, revision: str | None) -> tuple[Path, str]:
     """The checkpoint's files at one commit, from the hub or the local cache, and that commit."""
     hub = _hub()
     try:
-        folder = hub.snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CARD])
+        folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CARD]))
     except Exception as error:  # the hub client raises many kinds; each becomes one line
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"cannot get {repo!r} from the hub: {reason}") from None
-    return Path(folder), Path(folder).name
+        raise CheckpointError(
+            f"there is no folder {repo!r}, and the hub does not give it: {_reason(hub, error)}"
+        ) from None
+    cache = folder.resolve().parents[2:3]  # <cache>/models--user--model/snapshots/<commit>
+    for name in (CONFIG, WEIGHTS):
+        if cache and not (folder / name).resolve().is_relative_to(cache[0]):
+            raise CheckpointError(f"{repo}: {name} is a link that leaves the hub's cache")
+    return folder, folder.name
 
 
-def push_to_hub(flow: Flow, repo: str, *, private: bool = False, message: str = "Upload a flow") -> str:
-    """Upload `flow` as a checkpoint to `repo` ("user/model"); returns the new commit's address."""
+def _reason(hub: Any, error: Exception) -> str:
+    """Why the hub client failed, in one line."""
+    known = {
+        "GatedRepoError": "its owner must grant access first; ask on its page, then `hf auth login`",
+        "RepositoryNotFoundError": "no such model, or it is private (then `hf auth login`)",
+        "RevisionNotFoundError": "it has no such revision",
+        "IncompleteSnapshotError": "the local cache has only a part of it and there is no connection",
+        "LocalEntryNotFoundError": "no connection to the hub, and it is not in the local cache",
+    }
+    for name, text in known.items():
+        if isinstance(error, getattr(hub.errors, name, ())):
+            return text
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def push_to_hub(
+    flow: Flow,
+    repo: str,
+    *,
+    private: bool = False,
+    message: str = "Upload a flow",
+    dtype: torch.dtype | None = None,
+    card: str | None = None,
+) -> str:
+    """Upload `flow` as a checkpoint to `repo` ("user/model"); returns the new commit's address.
+
+    dtype, card: as in `save`.
+    """
     hub = _hub()
     with tempfile.TemporaryDirectory() as folder:
-        save(flow, folder)
+        save(flow, folder, dtype=dtype, card=card or default_card(flow, repo))
         try:
             hub.create_repo(repo, private=private, exist_ok=True)
             return str(hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message))
         except Exception as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise CheckpointError(f"cannot upload to {repo!r}: {reason}") from None
+            raise CheckpointError(f"cannot upload to {repo!r}: {_reason(hub, error)}") from None

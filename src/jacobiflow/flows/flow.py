@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from jacobiflow.core.decode import decode
+from jacobiflow.core.implicit import attach
 from jacobiflow.core.plan import Plan, PlanError
 from jacobiflow.core.types import (
     INITS,
@@ -29,6 +30,7 @@ from jacobiflow.core.types import (
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.weights import fingerprint
 
+GRADIENT_TOL = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 PLANS = ("sequential", "uniform", "selective", "auto")
 
 
@@ -167,6 +169,7 @@ class Flow(nn.Module, ABC):
         check: bool = False,
         on_failure: OnFailure = "fallback",
         cache: bool = True,
+        differentiable: bool = False,
     ) -> Decoded:
         """x with encode(x).z = z, as exact as the plan asks.
 
@@ -174,14 +177,19 @@ class Flow(nn.Module, ABC):
             rule), a Plan, or a path of one. tol and init belong to the named plans.
         check: encode the answer and record |encode(x) - z| of each sample in stats.residual.
         on_failure: see `jacobiflow.core.decode.decode`.
+        differentiable: x and log_det carry gradients to z, weights and context (first derivatives, by
+            the implicit function theorem). A loose tol biases them, so that named plans then default
+            to a tight one.
         """
         if tuple(z.shape[1:]) != self.latent_shape:
             raise ValueError(f"z must be [N, {_dims(self.latent_shape)}], not {list(z.shape)}")
+        if differentiable and tol is None and plan in ("uniform", "selective"):
+            tol = GRADIENT_TOL[z.dtype]
         methods = self.plan(plan, tol=tol, init=init)
         guide = guidance if isinstance(guidance, Guidance) else Guidance(weight=guidance)
         self._refuse_nonfinite()
         began = time.perf_counter()
-        with torch.no_grad():
+        with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
             bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide)
             seq, log_det, blocks = self._decode(z, methods, bound, on_failure, cache)
             x = self.from_sequence(seq)
@@ -189,7 +197,7 @@ class Flow(nn.Module, ABC):
         residual = None
         if check:
             with torch.no_grad():
-                again, _ = self._encode(seq, self._condition(len(z), labels, context), guide)
+                again, _ = self._encode(seq.detach(), self._condition(len(z), labels, context), guide)
                 residual = (again.reshape(z.shape) - z).abs().flatten(1)
                 residual = residual.amax(1) if residual.shape[1] else residual.new_zeros(len(z))
         return Decoded(x=x, log_det=log_det, stats=Stats(blocks=blocks, seconds=seconds, residual=residual))
@@ -210,8 +218,11 @@ class Flow(nn.Module, ABC):
         for i, (method, (block, order)) in enumerate(zip(plan, blocks, strict=True)):
             seq = seq if order is None else seq[:, order]
             out = decode(block, seq, method, on_failure=on_failure, cache=cache, name=i)
-            seq = out.x if order is None else out.x[:, _inverse(order)]
-            log_det = log_det + out.log_det
+            found, slope = out.x, out.log_det
+            if torch.is_grad_enabled():
+                found, slope = attach(block, seq, found, slope, tol=GRADIENT_TOL[seq.dtype])
+            seq = found if order is None else found[:, _inverse(order)]
+            log_det = log_det + slope
             stats.append(out.stats.blocks[0])
         return seq, log_det, tuple(stats)
 

@@ -70,6 +70,10 @@ class GuidedBlock:
     def select(self, rows: Tensor) -> GuidedBlock:
         return GuidedBlock(self.block.select(rows), self.null.select(rows), self.guidance)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        found = {id(t): t for t in (*self.block.tensors(), *self.null.tensors())}
+        return tuple(found.values())
+
     def new_cache(self, n: int) -> PairCache:
         return PairCache(self.block.new_cache(n), self.null.new_cache(n))
 

@@ -235,6 +235,9 @@ class BoundMaskedBlock:
     def select(self, rows: Tensor) -> BoundMaskedBlock:
         return self if self.context is None else replace(self, context=self.context[rows])
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.net.parameters(), *(() if self.context is None else (self.context,)))
+
     def new_cache(self, n: int) -> UnitCache:
         first = None
         if self.context is not None and self.net.context is not None:

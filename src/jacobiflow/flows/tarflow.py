@@ -146,6 +146,10 @@ class BoundPatchBlock:
             return self
         return replace(self, condition=self.condition[rows])
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        own = [p for name, p in self.weights.named_parameters() if name != "class_embed"]
+        return (*own, *(() if self.condition is None else (self.condition,)))
+
     def new_cache(self, n: int) -> KVCache:
         like = self.weights.pos_embed
         return self.weights.net.new_cache(n, dtype=like.dtype, device=like.device)
