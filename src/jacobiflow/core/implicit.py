@@ -68,7 +68,7 @@ def _solve(new: Tensor, log_det: Tensor, x: Tensor, g: Tensor, g_log_det: Tensor
         g = g if share is None else g + share
     v = g
     for _ in range(length - 1):
-        (pulled,) = torch.autograd.grad(new, x, v, retain_graph=True, allow_unused=True)
+        pulled: Tensor | None = torch.autograd.grad(new, x, v, retain_graph=True, allow_unused=True)[0]
         if pulled is None:
             break
         update, v = (g + pulled - v).flatten(1).abs().amax(1), g + pulled
