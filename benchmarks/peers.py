@@ -24,7 +24,7 @@ def plain_tarflow(flow: jf.TarFlow, z: Tensor, labels: Tensor | None = None) -> 
 
 
 def _plain_block(block: nn.Module, z: Tensor, labels: Tensor | None) -> Tensor:
-    n, length, dim = z.shape
+    n, length, _ = z.shape
     keys: list[Tensor | None] = [None] * len(block.net.layers)
     values = list(keys)
     condition = block.bind(labels).condition

@@ -108,28 +108,53 @@ def test_random_blocks_agree_with_sequential(data: st.DataObject) -> None:
     assert (out.stats.residual[good] <= close + 1e3 * method.tol).all()
 
 
-@pytest.mark.parametrize("make", [tarflow, maf])
-@pytest.mark.parametrize("length", [1, 2, 3])
-@pytest.mark.parametrize("width", [1, 2, 5, None])
-def test_tiny_lengths(make: object, length: int, width: int | None) -> None:
-    if make is maf:
-        flow = maf(1.0, features=length)
-    else:
-        flow = (
-            tarflow(0.2, image_size=2, patch_size=2)
-            if length == 1
-            else tarflow(0.2, image_size=4, patch_size=2)
-        )
-    flow.double()
-    z = flow.noise(5, seed=3)
-    if make is tarflow and length > 1:  # 4 positions; a block may be any length, so cut it
-        assert flow.latent_shape[0] == 4
-    out = flow.decode(z, jf.Plan((jf.Method(width=width),) * 3), check=True)
+TINY = {
+    "maf-1": lambda: maf(1.0, features=1),
+    "maf-2": lambda: maf(1.0, features=2),
+    "maf-3": lambda: maf(1.0, features=3, hidden=(2,)),
+    "nsf-2": lambda: maf(1.0, features=2, transform="spline", context=0),
+    "tarflow-1": lambda: tarflow(0.2, image_size=2, patch_size=2),
+    "tarflow-4": lambda: tarflow(0.2, image_size=4, patch_size=2),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("width", [1, 2, 3, 5, None])
+def test_tiny_lengths(name: str, width: int | None) -> None:
+    flow = TINY[name]().double()
+    length = int(name[-1])
+    assert flow.latent_shape[0] == length
+    out = flow.decode(flow.noise(5, seed=3), jf.Plan((jf.Method(width=width),) * 3), check=True)
     assert out.stats.residual.max() < 1e-12
+    assert out.stats.status is jf.Status.EXACT
     for stats in out.stats.blocks:
-        assert stats.sweeps.max() <= flow.latent_shape[0] - 1
-    if flow.latent_shape[0] == 1:
-        assert all(stats.sweeps.sum() == 0 for stats in out.stats.blocks)
+        assert stats.sweeps.max() <= length - 1
+        assert stats.evaluated.max() <= length * (length - 1) // 2
+
+
+class Cut:
+    """The first `length` positions of a transformer block: a sequence that is no square."""
+
+    def __init__(self, block: jf.Block, length: int) -> None:
+        self.block, self.length = block, length
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.block, name)
+
+    def select(self, rows: Tensor) -> Cut:
+        return Cut(self.block.select(rows), self.length)
+
+
+@pytest.mark.parametrize("length", [1, 2, 11, 13])
+@pytest.mark.parametrize("width", [1, 2, 3, 7, None])
+def test_transformers_of_any_length(length: int, width: int | None) -> None:
+    one = subject("tarflow-guided")
+    z = one.flow.noise(6, seed=2)[:, :length]
+    block = Cut(one.block(0, 6), length)
+    exact, out = jf.sequential(block, z), jf.decode(block, z, jf.Method(width=width))
+    assert (out.x - exact.x).abs().max() < 1e-10
+    whole = jf.sequential(one.block(0, 6), one.flow.noise(6, seed=2))
+    assert (whole.x[:, :length] - exact.x).abs().max() < 1e-12  # nothing looks ahead
 
 
 def test_sequential_counts_one_sweep_less_than_positions() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from subjects import NAMES, Subject, maf, subject
 from torch import Tensor
 
 import jacobiflow as jf
+from subjects import NAMES, Subject, maf, subject
 
 
 def unrolled(one: Subject, z: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
