@@ -29,7 +29,7 @@ def save_convergence(blocks: Sequence[Convergence], path: str | Path, *, title: 
         if i % columns == 0:
             ax.set_ylabel("distance from exact (l2)")
     axes.flat[0].legend(fontsize=8, loc="lower left")
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title, fontsize=11, parse_math=False)
     figure.savefig(path, dpi=120)
 
 

@@ -17,14 +17,14 @@ from jacobiflow.cli.options import parse, report
 class Args:
     """Turn a public TarFlow checkpoint (.pth or .safetensors) into a jacobiflow folder.
 
-    .pth files are read with weights_only and need torch 2.10 or newer.
+    Files of torch.save (.pth, .pt) are read with weights_only and need torch 2.10 or newer.
 
     example: jacobiflow convert afhq_model_8_768_8_8_0.07.pth afhq256
     """
 
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
     """The public checkpoint."""
-    out: tyro.conf.Positional[Path]
+    out: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
     """The folder to write."""
     channels: int = 3
     """Colour channels of the images; 1 is grey."""

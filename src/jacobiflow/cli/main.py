@@ -45,30 +45,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"jacobiflow: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    warnings.showwarning = _show_warning
     from jacobiflow.core.types import JacobiflowError
 
     command: Any = importlib.import_module(f"jacobiflow.cli.{name}")
     try:
-        command.main(rest)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            command.main(rest)
         sys.stdout.flush()
+    except SystemExit as stop:  # --help
+        return int(stop.code or 0)
+    except BrokenPipeError:  # whoever read our output has stopped
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (JacobiflowError, ValueError, TypeError, OSError, MemoryError) as error:
-        if os.environ.get("JACOBIFLOW_TRACEBACK"):
-            raise
-        if isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
-        reason = " ".join(str(error).split()) or type(error).__name__
-        print(f"jacobiflow {name}: {reason}", file=sys.stderr)
-        return 2
+        return _complain(name, error)
+    except RuntimeError as error:
+        if type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error):
+            return _complain(name, error)
+        raise
     except KeyboardInterrupt:
         print(f"jacobiflow {name}: stopped", file=sys.stderr)
         return 130
     return 0
 
 
+def _complain(name: str, error: Exception) -> int:
+    """A user's error as one line; JACOBIFLOW_TRACEBACK=1 shows where it came from."""
+    if os.environ.get("JACOBIFLOW_TRACEBACK"):
+        raise error
+    reason = " ".join(str(error).split()) or type(error).__name__
+    print(f"jacobiflow {name}: {reason}", file=sys.stderr)
+    return 2
+
+
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"jacobiflow: warning: {message}", file=sys.stderr)
+    print(f"jacobiflow: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 if __name__ == "__main__":

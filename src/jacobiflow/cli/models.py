@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jacobiflow.cli.options import parse, report, table
+from jacobiflow.cli.options import listing, parse, report, table
 from jacobiflow.flows.checkpoint import bundled_names, load
 from jacobiflow.training.recipe import Recipe, recipe_names
 
@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> None:
     recipes = [{"name": name, "about": Recipe.load(name).about} for name in recipe_names()]
     lines = [("model", "family", "parameters")]
     lines += [(m["name"], m["family"], f"{m['parameters']:,}") for m in models]
-    about = "\n".join(f"  {r['name']:<16} {r['about']}" for r in recipes)
-    text = f"{table(lines)}\n\nrecipes, for `jacobiflow train`:\n{about}"
+    about = listing((r["name"], r["about"]) for r in recipes)
+    shown = table(lines) if models else "no models are bundled with this release"
+    text = f"{shown}\n\nrecipes, for `jacobiflow train`:\n{about}"
     report({"models": models, "recipes": recipes}, text, as_json=args.json)

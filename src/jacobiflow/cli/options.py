@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
+import re
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from itertools import dropwhile, takewhile
 from typing import Any, TypeVar
 
 import torch
@@ -15,17 +21,60 @@ T = TypeVar("T")
 
 
 def parse(kind: type[T], args: Sequence[str], *, command: str, default: T | None = None) -> T:
-    """The options of one command; a mistake ends with usage and status 2."""
+    """The options of one command; a mistake is a ValueError of one line, --help ends the program."""
     extra: dict[str, Any] = {} if default is None else {"default": default}
-    found: T = tyro.cli(
-        kind,
-        args=list(args),
-        prog=f"jacobiflow {command}",
-        description=inspect.cleandoc(kind.__doc__ or ""),
-        config=(tyro.conf.AvoidSubcommands,),
-        **extra,
-    )
+    out, err = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding), io.StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            found: T = tyro.cli(
+                kind,
+                args=list(args),
+                prog=f"jacobiflow {command}",
+                description=inspect.cleandoc(kind.__doc__ or ""),
+                config=(tyro.conf.AvoidSubcommands,),
+                **extra,
+            )
+    except SystemExit as stop:
+        if stop.code:
+            raise ValueError(f"{_flat(err.getvalue())}; see jacobiflow {command} --help") from None
+        out.seek(0)
+        print("\n".join(_wrap(line) for line in out.read().splitlines()))
+        raise
     return found
+
+
+def _flat(box: str) -> str:
+    """What a parser's error box says between its title and its next rule, in one line."""
+    lines = [line.strip(" │") for line in box.splitlines()[1:]]
+    text = takewhile(lambda line: line.strip("-─"), dropwhile(lambda line: not line.strip("-─"), lines))
+    words = " ".join(text).split()
+    return " ".join(words).removesuffix(".") or "the options cannot be read"
+
+
+def _wrap(line: str) -> str:
+    """A line of plain text in lines that fit the terminal."""
+    width = shutil.get_terminal_size().columns
+    if len(line) <= width:
+        return line
+    whole = re.sub(r"\[[^]]*\]", lambda m: m[0].replace(" ", "\xa0"), line)  # [--option VALUE]
+    indent = "  " if line.startswith("usage:") else ""
+    return textwrap.fill(whole, width, subsequent_indent=indent, break_on_hyphens=False).replace("\xa0", " ")
+
+
+def listing(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and what they are, in two columns that fit the terminal."""
+    rows = list(rows)
+    width = shutil.get_terminal_size().columns
+    first = max((len(name) for name, _ in rows), default=0) + 4
+    return "\n".join(
+        textwrap.fill(
+            text,
+            max(width, first + 20),
+            initial_indent=f"  {name}".ljust(first),
+            subsequent_indent=" " * first,
+        )
+        for name, text in rows
+    )
 
 
 def parse_labels(text: str | None, n: int, classes: int) -> torch.Tensor | None:
@@ -41,9 +90,10 @@ def parse_labels(text: str | None, n: int, classes: int) -> torch.Tensor | None:
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or len(first + last) > 9:
+        numbers = [first, last] if dash else [first]
+        if not all(x.isascii() and x.isdigit() and len(x) < 10 for x in numbers):
             raise ValueError(f"--labels takes numbers and ranges such as 0-9 or 1,3,5-7, not {text!r}")
-        low, high = int(first), int(last) if dash else int(first)
+        low, high = int(numbers[0]), int(numbers[-1])
         if high < low or high >= classes:
             raise ValueError(f"--labels {part.strip()} is outside 0-{classes - 1}")
         found += range(low, high + 1)
@@ -51,15 +101,17 @@ def parse_labels(text: str | None, n: int, classes: int) -> torch.Tensor | None:
 
 
 def pick_device(name: str) -> torch.device:
-    """A device by name; "auto" is CUDA where there is one."""
+    """A device by name, proved by using it; "auto" is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"--device must be auto, cpu, cuda, cuda:1 or the like, not {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {name}: this torch sees no CUDA device")
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError):  # which of them, differs between kinds of devices
+        raise ValueError(f"--device {name}: this torch sees no such device") from None
     return device
 
 
@@ -79,7 +131,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def report(doc: dict[str, Any], text: str, *, as_json: bool) -> None:
     """To standard output: `text` for people or `doc` for programs."""
-    print(json.dumps(doc, indent=2) if as_json else text)
+    print(json.dumps(doc, indent=2, allow_nan=False) if as_json else text)
 
 
 def note(text: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +25,9 @@ from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 
+SWEPT = ("uniform", "selective")  # the plans that take --tol and --init
+NAMED = ("sequential", *SWEPT)
+
 
 @dataclass(frozen=True)
 class Args:
@@ -35,7 +40,7 @@ class Args:
     example: jacobiflow sample mnist -n 64 --labels 0-9 --plan selective --out out
     """
 
-    model: tyro.conf.Positional[str]
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
     """A bundled name, a checkpoint folder or a hub id."""
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 16
     """How many samples."""
@@ -74,29 +79,25 @@ class Args:
 def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = parse(Args, argv, command="sample")
-    if args.n < 1 or args.repeats < 1 or any(not 1 <= b <= args.n for b in args.time_at):
-        raise ValueError("-n and --repeats must be 1 or more, --time-at between 1 and -n")
-    if not args.plan:
-        raise ValueError("--plan needs at least one plan")
+    check(args)
     flow = load(args.model, device=pick_device(args.device))
-    labels = parse_labels(args.labels, args.n, flow.num_classes)
-    if flow.context_features:
-        raise ValueError(
-            "this flow needs context, which the command line cannot give; use flow.sample in Python"
-        )
     guide = Guidance(weight=args.guidance, annealed=args.annealed, what=args.guide, attn_temp=args.attn_temp)
-    args.out.mkdir(parents=True, exist_ok=True)
+    check_flow(args, flow)
+    labels = parse_labels(args.labels, args.n, flow.num_classes)
+    flow.bound_blocks(1, guidance=guide)  # raises if this flow takes no guidance
+    if guide.weight and labels is None and guide.attn_temp == 1:
+        note("--guidance changes nothing without --labels or another --attn-temp")
 
     def options(plan: str) -> dict[str, Any]:
-        named = plan in ("uniform", "selective")
         found: dict[str, Any] = {"guidance": guide} if guide.weight else {}
-        return found | ({"tol": args.tol, "init": args.init} if named else {})
+        return found | ({"tol": args.tol, "init": args.init} if plan in SWEPT else {})
 
     def condition(batch: int) -> dict[str, Any]:
         return {} if labels is None else {"labels": labels[:batch]}
 
     for plan in args.plan:  # a wrong plan is found before any work is done
         flow.plan(plan, **{k: v for k, v in options(plan).items() if k != "guidance"})
+    make_folder(args.out)
     z = flow.noise(args.n, args.seed)
     rows, outs = compare(
         flow,
@@ -108,7 +109,13 @@ def main(argv: Sequence[str]) -> None:
         condition=condition,
         progress=lambda text: note(f"decoding {text}"),
     )
-    files = write(args, flow, labels, z, {p: outs[p] for p in args.plan}, guide, condition)
+    files = write(args, flow, labels, {p: outs[p] for p in args.plan})
+    few = z[:8]
+    note("measuring how sweeps approach the exact answer")
+    blocks = convergence(flow, few, guidance=guide, **condition(len(few)))
+    save_convergence(
+        blocks, args.out / "convergence.png", title=f"{args.model}: sweeps against one position a step"
+    )
     doc = {
         "model": args.model,
         "n": args.n,
@@ -117,55 +124,120 @@ def main(argv: Sequence[str]) -> None:
         "threads": torch.get_num_threads(),
         "device": str(z.device),
         "repeats": args.repeats,
-        "rows": [asdict(r) for r in rows],
-        "files": files,
+        "rows": [{k: plain(v) for k, v in asdict(r).items()} for r in rows],
+        "files": [*files, "convergence.png"],
     }
-    (args.out / "report.json").write_text(json.dumps(doc, indent=2) + "\n", encoding="utf-8")
-    text = f"{show(rows)}\n\nwritten to {args.out}: {', '.join([*files, 'report.json'])}"
-    report(doc, text, as_json=args.json)
+    text = json.dumps(doc, indent=2, allow_nan=False) + "\n"
+    (args.out / "report.json").write_text(text, encoding="utf-8")
+    names = ", ".join([*files, "convergence.png", "report.json"])
+    report(doc, f"{show(rows)}\n\nwritten to {args.out}: {names}", as_json=args.json)
 
 
-def write(
-    args: Args,
-    flow: Flow,
-    labels: Tensor | None,
-    z: Tensor,
-    outs: dict[str, Decoded],
-    guide: Guidance,
-    condition: Any,
-) -> list[str]:
-    """Samples, grids and the convergence plot; returns the names of the files."""
+def check(args: Args) -> None:
+    """What can be wrong whatever the model is."""
+    if args.n < 1 or args.repeats < 1 or any(not 1 <= b <= args.n for b in args.time_at):
+        raise ValueError("-n and --repeats must be 1 or more, --time-at between 1 and -n")
+    if args.seed < 0:
+        raise ValueError(f"--seed must be 0 or more, not {args.seed}")
+    if not args.plan:
+        raise ValueError("--plan needs at least one plan")
+    if args.tol is None and args.init is None:
+        return
+    own = [plan for plan in args.plan if plan not in NAMED]
+    if own:
+        raise ValueError(f"--tol and --init are for {' and '.join(SWEPT)}; {own[0]} carries its own")
+    if not set(args.plan) & set(SWEPT):
+        raise ValueError(f"--tol and --init are for {' and '.join(SWEPT)}; sequential decoding is exact")
+
+
+def check_flow(args: Args, flow: Flow) -> None:
+    """What can be wrong with this model."""
+    if flow.context_features:
+        raise ValueError(
+            "this flow needs context, which the command line cannot give; use flow.sample in Python"
+        )
+    if args.denoise and not getattr(flow.config, "noise_std", 0.0):
+        raise ValueError("--denoise: this flow was trained without Gaussian noise, leave it out")
+    # Noise is drawn in float64; then there are z and the answers of all plans in the flow's own type.
+    need = args.n * math.prod(flow.latent_shape) * (8 + 4 * (2 + len(args.plan)))
+    if need > memory():
+        raise ValueError(
+            f"-n {args.n} needs at least {need / 1e9:,.0f} GB of memory, this machine has "
+            f"{memory() / 1e9:,.0f} GB: draw fewer at a time"
+        )
+
+
+def memory() -> float:
+    """Bytes of memory of this machine."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, OSError, ValueError):  # not on every system
+        return math.inf
+
+
+def make_folder(path: Path) -> None:
+    """The folder `path`, ready to be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {path} cannot be made: {error.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ValueError(f"--out {path} cannot be written to")
+
+
+def write(args: Args, flow: Flow, labels: Tensor | None, outs: dict[str, Decoded]) -> list[str]:
+    """Samples and grids; returns the names of the files."""
     files = []
     arrays: dict[str, Any] = {} if labels is None else {"labels": labels.numpy()}
-    for plan, out in outs.items():
-        name = Path(plan).stem
-        x = flow.denoise(out.x, labels=labels) if args.denoise else out.x
-        arrays[name] = x.detach().cpu().numpy()
+    for name, out in zip(stems(list(outs)), outs.values(), strict=True):
+        x = denoised(flow, out.x, labels) if args.denoise else out.x
+        arrays[name] = x.cpu().numpy()
         images = as_images(x)
         if images is not None:
             save_grid(images[:400], args.out / f"{name}.png", columns=columns(len(images), args.labels))
             files.append(f"{name}.png")
     np.savez_compressed(args.out / "samples.npz", **arrays)
-    few = z[:8]
-    extra = condition(len(few)) | ({"guidance": guide} if guide.weight else {})
-    blocks = convergence(flow, few, **extra)
-    save_convergence(
-        blocks, args.out / "convergence.png", title=f"{args.model}: sweeps against one position a step"
-    )
-    return [*files, "samples.npz", "convergence.png"]
+    return [*files, "samples.npz"]
+
+
+def denoised(flow: Flow, x: Tensor, labels: Tensor | None, batch: int = 64) -> Tensor:
+    """`flow.denoise` in batches: its gradient takes more memory than decoding did."""
+    rows = [slice(i, i + batch) for i in range(0, len(x), batch)]
+    return torch.cat([flow.denoise(x[r], labels=None if labels is None else labels[r]) for r in rows])
+
+
+def stems(plans: Sequence[str]) -> list[str]:
+    """A name for the files and arrays of each plan; plan files of the same name are numbered.
+
+    >>> stems(["uniform", "a/fast.json", "b/fast.json", "labels.json"])
+    ['uniform', 'fast', 'fast-2', 'labels-2']
+    """
+    used = {"labels", "convergence", "file", "allow_pickle"}  # taken by other files and by np.savez
+    found = []
+    for plan in plans:
+        stem = plan if plan in NAMED else Path(plan).stem
+        name = next(s for i in itertools.count(1) if (s := f"{stem}-{i}" if i > 1 else stem) not in used)
+        used.add(name)
+        found.append(name)
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A number that JSON knows: what is not finite becomes null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_images(x: Tensor) -> Tensor | None:
     """Samples as pictures [N, C, H, W], if they can be."""
     if x.ndim == 4:
-        return x
+        return x if x.shape[1] in (1, 3) else None
     side = math.isqrt(x.shape[1])
     return x.reshape(-1, 1, side, side) if side > 3 and side**2 == x.shape[1] else None
 
 
 def columns(n: int, labels: str | None) -> int:
     """Ten for the ten classes in turn, else about as many as rows."""
-    return 10 if labels == "0-9" else max(1, min(16, math.ceil(math.sqrt(n))))
+    return min(n, 10) if labels == "0-9" else min(16, math.ceil(math.sqrt(n)))
 
 
 def show(rows: Sequence[Row]) -> str:

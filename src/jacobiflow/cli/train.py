@@ -11,23 +11,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from jacobiflow.cli.options import note, parse, pick_device
+from jacobiflow.cli.options import listing, note, parse, pick_device
 from jacobiflow.data.sources import DataConfig, Images, load_images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
-from jacobiflow.training.loop import Trainer, TrainingError, World
+from jacobiflow.training.loop import Trainer, TrainingError
 from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_names
+from jacobiflow.training.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     """Train a flow. Every field of the recipe is a flag.
 
-    A run writes into --out: state.safetensors (to go on from, after a crash or Ctrl-C, with the
-    same command), log.jsonl, sample grids, and at the end the checkpoint folder `model`.
+    A run writes into --out:
+    - state.safetensors: the same command goes on from it after a crash or Ctrl-C
+    - log.jsonl, and grids of samples in samples/
+    - model/: the trained flow, at the end; kept/: earlier ones, if asked for
 
-    example: jacobiflow train mnist-cpu --data.source mnist.npz --training.epochs 2 --out runs/mnist
+    example: jacobiflow train mnist-cpu --data.source mnist.npz --training.epochs 2
     """
 
     model: TarFlowConfig | MAFConfig
@@ -41,7 +44,7 @@ class Args:
 
 def usage() -> str:
     """What `jacobiflow train --help` prints: the flags depend on the recipe."""
-    names = "\n".join(f"  {name:<16} {Recipe.load(name).about}" for name in recipe_names())
+    names = listing((name, Recipe.load(name).about) for name in recipe_names())
     return (
         "usage: jacobiflow train RECIPE [options]\n\n"
         "RECIPE is a TOML file or one of\n"
@@ -50,7 +53,7 @@ def usage() -> str:
         "example:\n"
         "  jacobiflow train mnist-cpu --data.source mnist.npz --out runs/mnist\n"
         "on 8 GPUs of one machine:\n"
-        "  torchrun --nproc-per-node 8 -m jacobiflow.cli.main train cifar10 --out runs/cifar10"
+        "  torchrun --nproc-per-node 8 -m jacobiflow.cli.main train cifar10"
     )
 
 
@@ -81,15 +84,15 @@ def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None
         torch.cuda.set_device(device)
     torch.manual_seed(recipe.training.seed)
     flow = build_flow(recipe.model).to(device)
-    trainer = Trainer(recipe, flow, *images, out)
-    if trainer.leader:
+    trainer = Trainer(recipe, flow, *images, out, world)
+    if world.leader:
         count = sum(p.numel() for p in flow.parameters())
         note(
             f"{count:,} parameters, {len(images[0]):,} + {len(images[1]):,} images (training + validation), "
             f"{trainer.total:,} steps on {world.size} x {device.type}, into {out}"
         )
     trainer.run()
-    if trainer.leader:
+    if world.leader:
         note(f"done; try: jacobiflow sample {out / 'model'} -n 16 --out samples")
 
 
@@ -112,6 +115,8 @@ def load_for(recipe: Recipe) -> tuple[Images, Images]:
             channels=model.image_channels,
             num_classes=model.num_classes,
         )
+    if model.context:
+        raise TrainingError(f"images bring no context: set model.context to 0, not {model.context}")
     side = math.isqrt(model.features)
     if side**2 != model.features:
         raise TrainingError(

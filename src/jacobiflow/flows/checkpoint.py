@@ -83,7 +83,7 @@ def save(
     text = json.dumps(doc, indent=2) + "\n"
     doc = json.loads(text)  # tuples as the lists that a reader will see
     tensors = {name: _stored(name, value, dtype) for name, value in flow.state_dict().items()}
-    header = {"format": "pt", "config": _mark(doc), "crc32": checksum(tensors)}
+    header = {"jacobiflow": f"{_mark(doc)} {checksum(tensors)}"}  # one entry: their order is random
 
     def put(name: str, text: str) -> None:
         write_atomically(folder / name, lambda path: Path(path).write_text(text, encoding="utf-8"))
@@ -109,7 +109,7 @@ def _stored(name: str, value: Tensor, dtype: torch.dtype | None) -> Tensor:
         raise CheckpointError(f"weights are stored as float64, float32, float16 or bfloat16, not {dtype}")
     found = value.detach().to("cpu", dtype).contiguous()
     if dtype != value.dtype and bool((found.isinf() & value.detach().cpu().isfinite()).any()):
-        raise CheckpointError(f"tensor {name!r} has values too large for {dtype}; store it as bfloat16")
+        raise CheckpointError(f"tensor {name!r} has values too large for {dtype}: use a wider type")
     return found
 
 
@@ -131,7 +131,7 @@ def _present(folder: Path) -> dict[str, Any] | None:
     """The config of the checkpoint that is in `folder` now, if there is one that can be read."""
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as f:
-            return _choose(_read_doc(folder / CONFIG), f.metadata())
+            return _choose(_read_doc(folder / CONFIG), _header(f)[0])
     except (OSError, SafetensorError, ValueError):
         return None
 
@@ -207,8 +207,8 @@ def _read(folder: Path, dtype: torch.dtype) -> Flow:
     path, doc = folder / WEIGHTS, _read_doc(folder / CONFIG)
     try:
         with safe_open(path, framework="pt") as f:
-            header = f.metadata() or {}
-            family, config = parse_config(_choose(doc, header), folder / CONFIG)
+            mark, total = _header(f)
+            family, config = parse_config(_choose(doc, mark), folder / CONFIG)
             _check_tensors(f, config, path)
             tensors = {name: f.get_tensor(name) for name, _ in config.shapes()}
     except FileNotFoundError:
@@ -217,7 +217,7 @@ def _read(folder: Path, dtype: torch.dtype) -> Flow:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"cannot read {path}: {error}") from None
-    if "crc32" in header and header["crc32"] != checksum(tensors):
+    if total and total != checksum(tensors):
         raise CheckpointError(f"{path} is damaged: its numbers are not those that were saved")
     try:
         with torch.random.fork_rng(devices=[]):  # the first weights are thrown away
@@ -243,10 +243,16 @@ def _read_doc(path: Path) -> dict[str, Any]:
     return doc
 
 
-def _choose(doc: dict[str, Any], header: Mapping[str, str] | None) -> dict[str, Any]:
-    """The config that the weights with this header go with: `doc`, or the one that it replaces."""
+def _header(f: Any) -> tuple[str, str]:
+    """`_mark` of the config and `checksum` that a save wrote with the weights; "" where others wrote."""
+    mark, _, total = (f.metadata() or {}).get("jacobiflow", "").partition(" ")
+    return mark, total
+
+
+def _choose(doc: dict[str, Any], mark: str) -> dict[str, Any]:
+    """The config that weights with this mark go with: `doc`, or the one that it was to replace."""
     previous = doc.get("previous")
-    if isinstance(previous, dict) and (header or {}).get("config") != _mark(doc):
+    if isinstance(previous, dict) and mark != _mark(doc):
         return previous
     return {key: value for key, value in doc.items() if key != "previous"}
 

@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.data.sources import DataConfig
@@ -24,28 +24,28 @@ class RecipeError(RecordError):
 class TrainingConfig:
     """The loop: what is added to the data, how weights move, what is written when."""
 
-    epochs: float = 10.0
-    batch_size: int = 256  # over all processes and accumulation steps
-    accumulate: int = 1
-    lr: float = 1e-4
-    final_lr: float = 1e-6
-    warmup_epochs: float = 1.0
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 1e-4
-    clip: float = 0.0  # largest norm of the gradient; 0: none
-    noise: Noise = "gaussian"  # see `jacobiflow.data.transforms.prepare`; gaussian: the model's noise_std
-    label_drop: float = 0.0
-    flip: bool = False
-    ema: float = 0.0  # decay of averaged weights; 0: none
-    seed: int = 0
-    bf16: bool = True  # autocast, on CUDA only
-    compile: bool = False
-    tensorboard: bool = False
-    log_every: int = 50  # steps
-    save_every: int = 500  # steps between checkpoints
-    keep_every: int = 0  # steps between weights that are kept for good; 0: none
-    sample_every: int = 2000  # steps between sample grids; 0: none
-    validate: int = 1000  # validation images looked at every epoch; 0: none
+    epochs: float = 10.0  # Passes over the training images.
+    batch_size: int = 256  # Images a step, over all processes and accumulation steps.
+    accumulate: int = 1  # Parts of a batch that a process computes one after the other, to save memory.
+    lr: float = 1e-4  # Learning rate after the warm-up.
+    final_lr: float = 1e-6  # Learning rate at the end of the cosine.
+    warmup_epochs: float = 1.0  # Epochs of linear warm-up.
+    betas: tuple[float, float] = (0.9, 0.95)  # Of AdamW.
+    weight_decay: float = 1e-4  # Of AdamW.
+    clip: float = 0.0  # Largest norm of the gradient; 0: any.
+    noise: Noise = "gaussian"  # Normal of model.noise_std; or uniform, on grey levels or on black and white.
+    label_drop: float = 0.0  # Share of labels that are left out, so that the model learns to do without.
+    flip: bool = False  # Mirror every second image, at random.
+    ema: float = 0.0  # Decay of averaged weights, which are then the result; 0: no average.
+    seed: int = 0  # Of first weights, order of data, noise, flips and dropped labels.
+    bf16: bool = True  # Compute in bfloat16 where that is safe; on CUDA only.
+    compile: bool = False  # Use torch.compile: slow to start, then faster.
+    tensorboard: bool = False  # Write for TensorBoard too.
+    log_every: int = 50  # Steps between lines of the log.
+    save_every: int = 500  # Steps between states to go on from.
+    keep_every: int = 0  # Steps between weights that are kept for good; 0: none.
+    sample_every: int = 2000  # Steps between sample grids; 0: none.
+    validate: int = 1000  # Validation images looked at every epoch; 0: none.
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulate", "log_every", "save_every"):
@@ -57,17 +57,12 @@ class TrainingConfig:
         for name in ("label_drop", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise RecipeError(f"training.{name} must be in [0, 1), not {getattr(self, name)}")
-        for name in (
-            "final_lr",
-            "warmup_epochs",
-            "weight_decay",
-            "clip",
-            "sample_every",
-            "keep_every",
-            "validate",
-        ):
+        rates = ("final_lr", "warmup_epochs", "weight_decay", "clip")
+        for name in (*rates, "seed", "sample_every", "keep_every", "validate"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise RecipeError(f"training.{name} must be 0 or more, not {getattr(self, name)}")
+        if self.noise not in get_args(Noise):
+            raise RecipeError(f"training.noise must be {' or '.join(get_args(Noise))}, not {self.noise!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +73,17 @@ class Recipe:
     data: DataConfig
     training: TrainingConfig = field(default_factory=TrainingConfig)
     about: str = ""
+
+    def __post_init__(self) -> None:
+        std, noise = getattr(self.model, "noise_std", 0.0), self.training.noise
+        if noise == "gaussian" and not std:
+            raise RecipeError(
+                "training.noise gaussian needs a model with a noise_std above 0: set it, or another noise"
+            )
+        if noise != "gaussian" and std:
+            raise RecipeError(
+                f"model.noise_std {std} is for training.noise gaussian, not {noise}: set it to 0"
+            )
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Recipe:
@@ -108,7 +114,7 @@ class Recipe:
         model = doc.get("model")
         if not isinstance(model, dict):
             raise RecipeError("a recipe needs a table [model]")
-        family = {"tarflow": TarFlowConfig, "maf": MAFConfig}.get(model.get("family", "tarflow"))
+        family = {"tarflow": TarFlowConfig, "maf": MAFConfig}.get(str(model.get("family", "tarflow")))
         if family is None:
             raise RecipeError(f"model.family must be tarflow or maf, not {model.get('family')!r}")
         shape = {k: v for k, v in model.items() if k != "family"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -23,39 +24,47 @@ class StateError(JacobiflowError, ValueError):
 
 def save_state(
     folder: Path,
+    step: int,
+    settings: dict[str, Any],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    ema: dict[str, Tensor] | None,
-    about: dict[str, Any],
+    average: nn.Module | None,
 ) -> None:
-    """Everything that resuming needs. Data order, noise and schedule follow from seed and step."""
+    """Everything that resuming needs. Data order, noise and schedule follow from settings and step."""
     tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
     names: dict[Tensor, str] = {p: n for n, p in model.named_parameters()}
     for p, slots in optimizer.state.items():
         for slot, value in slots.items():
             tensors[f"optimizer.{slot}.{names[p]}"] = torch.as_tensor(value)
-    for name, value in (ema or {}).items():
-        tensors[f"ema.{name}"] = value
+    if average is not None:
+        tensors |= {f"average.{k}": v for k, v in average.state_dict().items()}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    about = {"step": step, "settings": settings, "checksum": _checksum(tensors)}
     meta = {"about": json.dumps(about)}
     write_atomically(folder / FILE, lambda path: save_file(tensors, path, metadata=meta))
 
 
 def load_state(
     folder: Path,
+    settings: dict[str, Any],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    ema: dict[str, Tensor] | None,
-) -> dict[str, Any] | None:
-    """Restore in place; returns what `save_state` was told `about`, or None if there is no state."""
+    average: nn.Module | None,
+) -> int:
+    """Restore in place what `save_state` wrote; returns its step, or 0 if there is no state."""
     path = folder / FILE
     if not path.exists():
-        return None
+        return 0
     try:
         with safe_open(path, framework="pt") as f:
             about = json.loads(f.metadata()["about"])
+            _compare(folder, about["settings"], settings)
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
+        if _checksum(tensors) != about["checksum"]:
+            raise ValueError("its checksum is wrong")
         model.load_state_dict(_part(tensors, "model."))
+        if average is not None:
+            average.load_state_dict(_part(tensors, "average."))
         slots: dict[str, dict[str, Tensor]] = {}
         for key, value in _part(tensors, "optimizer.").items():
             slot, _, name = key.partition(".")
@@ -63,15 +72,29 @@ def load_state(
         for name, p in model.named_parameters():
             if name in slots:
                 optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in slots[name].items()}
-        for name, value in _part(tensors, "ema.").items():
-            assert ema is not None
-            ema[name].copy_(value)
-    except (SafetensorError, KeyError, TypeError, RuntimeError, ValueError, AssertionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return int(about["step"])
+    except StateError:
+        raise
+    except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise StateError(f"{path} is damaged ({reason}): restore it, or begin again in a new --out") from None
+
+
+def _compare(folder: Path, found: dict[str, Any], mine: dict[str, Any]) -> None:
+    changed = [f"{k} {found[k]}, now {mine[k]}" for k in mine if k in found and mine[k] != found[k]]
+    if changed:
         raise StateError(
-            f"{path} does not fit this recipe or is damaged ({reason}); use a new --out"
-        ) from None
-    return dict(about)
+            f"{folder} holds a run with other settings ({'; '.join(changed)}): "
+            "use those, or begin again in a new --out"
+        )
+
+
+def _checksum(tensors: dict[str, Tensor]) -> int:
+    """Of all bytes: safetensors itself does not notice a changed one."""
+    total = 0
+    for _, tensor in sorted(tensors.items()):
+        total = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, total)
+    return total
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,0 +1,389 @@
+"""`jacobiflow sample`: what it writes is what the library gives, and every mistake is one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import jacobiflow as jf
+from jacobiflow.cli import sample
+from jacobiflow.cli.sample import stems
+from jacobiflow.data.pictures import to_pixels
+from subjects import maf, tarflow
+
+PLANS = ("sequential", "uniform", "selective")
+SHAPE: dict[str, Any] = {"image_size": 6, "width": 8, "head_dim": 4, "blocks": 2, "layers_per_block": 1}
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> jf.Flow:
+    """A flow of three classes, in the folder `model`."""
+    flow = tarflow(0.25, num_classes=3, **SHAPE).eval()
+    flow.save(tmp_path / "model")
+    return flow
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """In a folder of its own, and without the plot, which takes longer than all the rest."""
+    monkeypatch.chdir(tmp_path)
+    if "figures" not in request.fixturenames:
+        monkeypatch.setattr(sample, "save_convergence", lambda blocks, path, title: path.touch())
+
+
+@pytest.fixture
+def figures() -> None:
+    """Asks for the plot."""
+
+
+def arrays(path: str = "out/samples.npz") -> dict[str, np.ndarray]:
+    with np.load(path) as file:
+        return dict(file)
+
+
+def timeless(doc: dict[str, Any]) -> dict[str, Any]:
+    """A report without what differs from run to run."""
+    rows = [{k: v for k, v in r.items() if k not in ("seconds", "speedup")} for r in doc["rows"]]
+    return doc | {"rows": rows}
+
+
+def decoded(flow: jf.Flow, n: int, plan: Any, **options: Any) -> jf.Decoded:
+    return flow.decode(flow.noise(n, 0), plan, **options)
+
+
+# What is written
+
+FULL = "sample model -n 6 --labels 0-2 --plan sequential uniform selective --tol 0.5 --guidance 1.0 --seed 0"
+
+
+@pytest.mark.usefixtures("figures")
+def test_everything_at_once(run: Any, labelled: jf.Flow) -> None:
+    ran = run(*FULL.split(), "--time-at", 1, "--out", "a/out", "--json")
+    assert ran.status == 0
+    doc = json.loads(ran.out)
+    assert doc == json.loads(Path("a/out/report.json").read_text())
+    files = [*(f"{p}.png" for p in PLANS), "samples.npz", "convergence.png"]
+    with Image.open("a/out/convergence.png") as picture:
+        assert picture.width > 500
+    assert doc["files"] == files
+    assert {p.name for p in Path("a/out").iterdir()} == {*files, "report.json"}
+    assert (doc["model"], doc["n"], doc["labels"], doc["seed"]) == ("model", 6, "0-2", 0)
+    assert (doc["device"], doc["threads"]) == ("cpu", torch.get_num_threads())
+    assert [(r["batch"], r["plan"]) for r in doc["rows"]] == [(b, p) for b in (1, 6) for p in PLANS]
+
+    found, labels = arrays("a/out/samples.npz"), torch.tensor([0, 1, 2, 0, 1, 2])
+    assert found.keys() == {*PLANS, "labels"}
+    assert found["labels"].tolist() == labels.tolist()
+    for plan in PLANS:
+        tol = {} if plan == "sequential" else {"tol": 0.5}
+        out = decoded(labelled, 6, plan, labels=labels, guidance=1.0, **tol)
+        assert np.array_equal(found[plan], out.x.numpy())
+        row = next(r for r in doc["rows"] if (r["plan"], r["batch"]) == (plan, 6))
+        off = np.abs(found[plan].astype(float) - found["sequential"])
+        assert row["largest"] == pytest.approx(off.max(), rel=1e-5)
+        assert row["mean"] == pytest.approx(off.mean(), rel=1e-5)
+        assert row["sweeps"] == [b.sweeps.double().mean().item() for b in out.stats.blocks]
+        assert row["status"] == out.stats.status.name
+    plain = decoded(labelled, 6, "sequential", labels=labels)
+    assert not np.array_equal(found["sequential"], plain.x.numpy())  # guidance was not dropped
+
+
+def test_the_grid_shows_the_samples(run: Any, labelled: jf.Flow) -> None:
+    assert run("sample", "model", "-n", 5, "--plan", "sequential").status == 0
+    with Image.open("out/sequential.png") as picture:
+        assert picture.mode == "L"
+        assert picture.size == (2 * (3 * 7 + 1), 2 * (2 * 7 + 1))
+        sheet = np.asarray(picture)[::2, ::2]
+    pixels = to_pixels(decoded(labelled, 5, "sequential").x)[..., 0]
+    assert pixels.min() < pixels.max()
+    for i, image in enumerate(pixels):
+        top, left = 1 + 7 * (i // 3), 1 + 7 * (i % 3)
+        assert np.array_equal(sheet[top : top + 6, left : left + 6], image)
+    assert (sheet[8:, 15:] == 128).all()
+
+
+def test_the_table_says_what_the_report_says(run: Any, labelled: jf.Flow) -> None:
+    ran = run(*FULL.split(), "--time-at", 2, 1, "--repeats", 2)
+    assert ran.status == 0
+    table, _, rest = ran.out.partition("\n\n")
+    head, rule, *body = table.splitlines()
+    assert max(map(len, table.splitlines())) <= 100
+    names = "plan batch seconds speed-up sweeps a block largest dev. mean dev. status"
+    assert " ".join(head.split()) == names
+    assert set(rule) == {"-", " "}
+    doc = json.loads(Path("out/report.json").read_text())
+    assert len(body) == len(doc["rows"]) == 9
+    for line, row in zip(body, doc["rows"], strict=True):
+        plan, batch, seconds, speedup, *sweeps, largest, mean, status = line.split()
+        assert (plan, int(batch), status) == (row["plan"], row["batch"], row["status"].lower())
+        assert float(seconds) == pytest.approx(row["seconds"], abs=6e-4)
+        assert float(speedup.removesuffix("x")) == pytest.approx(row["speedup"], abs=6e-3)
+        assert [float(s) for s in sweeps] == pytest.approx(row["sweeps"], abs=0.06)
+        assert float(largest) == pytest.approx(row["largest"], rel=0.06)
+        assert float(mean) == pytest.approx(row["mean"], rel=0.06)
+    names = [*doc["files"], "report.json"]
+    assert rest.strip() == f"written to out: {', '.join(names)}"
+    assert "decoding batch 6: uniform" in ran.err
+
+
+def test_runs_differ_in_time_alone(run: Any, labelled: jf.Flow) -> None:
+    docs = []
+    for out in ("a", "b"):
+        torch.manual_seed(len(docs))
+        assert run(*FULL.split(), "--denoise", "--out", out).status == 0
+        docs.append(timeless(json.loads(Path(out, "report.json").read_text())))
+        for png in PLANS:
+            assert Path("a", f"{png}.png").read_bytes() == Path(out, f"{png}.png").read_bytes()
+    assert docs[0] == docs[1]
+    one, two = arrays("a/samples.npz"), arrays("b/samples.npz")
+    assert all(np.array_equal(one[k], two[k]) for k in one)
+    assert run(*FULL.split(), "--seed", 1, "--out", "c").status == 0
+    assert not np.array_equal(arrays("c/samples.npz")["uniform"], one["uniform"])
+
+
+def test_samples_depend_on_their_number_not_on_how_many(run: Any, labelled: jf.Flow) -> None:
+    run("sample", "model", "-n", 2, "--labels", 1, "--out", "few")
+    run("sample", "model", "-n", 5, "--labels", 1, "--out", "many")
+    few, many = (arrays(f"{name}/samples.npz")["selective"] for name in ("few", "many"))
+    assert np.allclose(few, many[:2], atol=1e-5)
+
+
+def test_denoising(run: Any, labelled: jf.Flow) -> None:
+    n = 70  # more than one batch
+    assert run("sample", "model", "-n", n, "--labels", "0,2", "--denoise", "--plan", "sequential").status == 0
+    labels = torch.arange(n) % 2 * 2
+    x = decoded(labelled, n, "sequential", labels=labels).x
+    want = labelled.denoise(x, labels=labels)
+    found = arrays()["sequential"]
+    assert np.allclose(found, want.numpy(), atol=1e-5)
+    assert not np.allclose(found, x.numpy(), atol=1e-5)
+
+
+def test_plan_files(run: Any, labelled: jf.Flow) -> None:
+    plan = jf.Plan((jf.Method(width=3, tol=0.01), jf.Method(width=1)))
+    for name in ("fast.json", "a/fast.json", "labels.json", "convergence.json", "file.json"):
+        Path(name).parent.mkdir(exist_ok=True)
+        plan.save(name)
+    names = ["fast.json", "a/fast.json", "labels.json", "convergence.json", "file.json"]
+    assert run("sample", "model", "-n", 2, "--labels", 1, "--plan", "uniform", *names).status == 0
+    found = arrays()
+    own = ["fast", "fast-2", "labels-2", "convergence-2", "file-2"]
+    assert found.keys() == {"uniform", "labels", *own}
+    want = decoded(labelled, 2, plan, labels=1).x.numpy()
+    for name in own:
+        assert np.array_equal(found[name], want)
+        assert Path("out", f"{name}.png").exists()
+    doc = json.loads(Path("out/report.json").read_text())
+    assert [r["plan"] for r in doc["rows"]] == ["uniform", *names]
+
+
+def test_a_plan_named_twice_is_one_plan(run: Any, labelled: jf.Flow) -> None:
+    assert run("sample", "model", "-n", 1, "--plan", "uniform", "uniform").status == 0
+    assert len(json.loads(Path("out/report.json").read_text())["rows"]) == 1
+
+
+def test_names_of_files() -> None:
+    assert stems(["uniform", "x/uniform.json", "sequential"]) == ["uniform", "uniform-2", "sequential"]
+
+
+@pytest.mark.parametrize(("init", "tol"), [("zeros", 0.3), ("noise", None)])
+def test_tolerance_and_first_guess_reach_the_decoder(
+    run: Any, labelled: jf.Flow, init: Any, tol: float | None
+) -> None:
+    extra = [] if tol is None else ["--tol", tol]
+    assert run("sample", "model", "-n", 3, "--plan", "uniform", "--init", init, *extra).status == 0
+    want = decoded(labelled, 3, "uniform", init=init, tol=tol).x.numpy()
+    assert np.array_equal(arrays()["uniform"], want)
+
+
+def test_guidance_options_reach_the_decoder(run: Any, labelled: jf.Flow) -> None:
+    args = [
+        "--labels",
+        "1",
+        "--guidance",
+        "2",
+        "--guide",
+        "b",
+        "--annealed",
+        "--attn-temp",
+        "1.5",
+        "--plan",
+        "sequential",
+    ]
+    assert run("sample", "model", "-n", 3, "--plan", "sequential", *args).status == 0
+    guide = jf.Guidance(weight=2, what="b", annealed=True, attn_temp=1.5)
+    want = decoded(labelled, 3, "sequential", labels=1, guidance=guide).x.numpy()
+    assert np.array_equal(arrays()["sequential"], want)
+
+
+def test_guidance_without_effect_is_said(run: Any, labelled: jf.Flow) -> None:
+    words = "--guidance changes nothing without --labels or another --attn-temp"
+    assert words in run("sample", "model", "-n", 1, "--guidance", 1).err
+    for extra in (["--labels", 1], ["--attn-temp", 2]):
+        assert words not in run("sample", "model", "-n", 1, "--guidance", 1, *extra).err
+
+
+# Other models
+
+
+@pytest.mark.parametrize(("features", "side"), [(16, 4), (25, 5), (9, 0), (20, 0), (1, 0)])
+def test_vectors_are_pictures_if_their_length_is_a_square(run: Any, features: int, side: int) -> None:
+    flow = maf(0.5, features=features, blocks=2, hidden=(8,)).eval()
+    flow.save("maf")
+    ran = run("sample", "maf", "-n", 4, "--plan", "sequential", "selective", "--json")
+    assert ran.status == 0
+    doc = json.loads(ran.out)
+    assert [f for f in doc["files"] if f != "convergence.png" and f.endswith(".png")] == (
+        ["sequential.png", "selective.png"] if side else []
+    )
+    assert Path("out/sequential.png").exists() == bool(side)
+    found = arrays()
+    assert found.keys() == {"sequential", "selective"}
+    assert np.array_equal(found["sequential"], decoded(flow, 4, "sequential").x.numpy())
+    if side:
+        with Image.open("out/sequential.png") as picture:
+            assert picture.size == (2 * (2 * (side + 1) + 1),) * 2
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(3, "RGB"), (2, None), (4, None)])
+def test_channels_that_make_no_picture(run: Any, channels: int, mode: str | None) -> None:
+    tarflow(0.2, **SHAPE, image_channels=channels).save("model")
+    assert run("sample", "model", "-n", 1).status == 0
+    assert Path("out/selective.png").exists() == (mode is not None)
+    if mode:
+        with Image.open("out/selective.png") as picture:
+            assert picture.mode == mode
+
+
+@pytest.mark.usefixtures("figures")
+def test_an_untrained_flow(run: Any) -> None:
+    jf.TarFlow(jf.TarFlowConfig(**SHAPE, patch_size=2)).save("model")
+    ran = run("sample", "model", "-n", 2, "--plan", "uniform")
+    assert ran.status == 0
+    assert "warning" not in ran.err
+
+
+def test_samples_without_an_answer_leave_a_plain_report(run: Any) -> None:
+    flow = maf(1.0, features=4, blocks=1, hidden=(6,), scale="exp")
+    with torch.no_grad():
+        flow.blocks[0].head.bias[:] = 1e4
+    flow.save("model")
+    ran = run("sample", "model", "-n", 2, "--plan", "uniform", "--json")
+    assert ran.status == 0
+
+    def never(name: str) -> None:
+        raise AssertionError(name)
+
+    (row,) = json.loads(ran.out, parse_constant=never)["rows"]
+    assert (row["status"], row["largest"], row["mean"]) == ("NONFINITE", None, None)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("sample nothing", "no model 'nothing': give a bundled name"),
+        ("sample model/config.json", "model/config.json is a file; a checkpoint is a folder"),
+        ("sample empty", "empty has no config.json: it is not a checkpoint"),
+        ("sample model --plan fast", "no plan is called 'fast': use sequential, uniform, selective"),
+        ("sample model --plan uniform missing.json", "cannot read the plan missing.json"),
+        ("sample model --plan broken.json", "broken.json: a plan must be JSON"),
+        ("sample model --plan three.json", "the plan has 3 methods, the flow 2 blocks"),
+        ("sample model --plan", "--plan"),
+        (
+            "sample model --plan two.json --tol 0.1",
+            "--tol and --init are for uniform and selective; two",
+        ),
+        ("sample model --plan uniform two.json --init zeros", "two.json carries its own"),
+        ("sample model --plan sequential --tol 0.1", "sequential decoding is exact"),
+        ("sample model --tol -1", "tol must be finite and not negative"),
+        ("sample model --tol nan", "tol must be finite and not negative"),
+        ("sample model --labels 3", "--labels 3 is outside 0-2"),
+        ("sample model --labels 0-3", "--labels 0-3 is outside 0-2"),
+        (
+            "sample model --labels zero",
+            "takes numbers and ranges such as 0-9 or 1,3,5-7, not 'zero'",
+        ),
+        ("sample plain --labels 0", "this model takes no labels: leave --labels out"),
+        ("sample maf --labels 0", "this model takes no labels: leave --labels out"),
+        ("sample maf --guidance 1", "guidance is for TarFlow"),
+        ("sample maf --denoise", "--denoise: this flow was trained without Gaussian noise"),
+        ("sample context", "this flow needs context, which the command line cannot give"),
+        ("sample model --guidance inf", "weight must be finite"),
+        ("sample model --guidance 1 --attn-temp 0", "attn_temp must be finite and positive"),
+        ("sample model -n 0", "-n and --repeats must be 1 or more"),
+        ("sample model -n -3", "-n"),
+        ("sample model --repeats 0", "-n and --repeats must be 1 or more"),
+        ("sample model -n 4 --time-at 5", "--time-at between 1 and -n"),
+        ("sample model -n 4 --time-at 0", "--time-at between 1 and -n"),
+        ("sample model --seed -1", "--seed must be 0 or more, not -1"),
+        ("sample model -n 1000000000000", "-n 1000000000000 needs at least "),
+        (f"sample model -n 1{'0' * 30}", "GB of memory, this machine has "),
+        ("sample model --device gpu", "--device must be auto, cpu, cuda, cuda:1 or the like, not 'gpu'"),
+        ("sample model --device cuda:99", "--device cuda:99: this torch sees no such device"),
+        ("sample model --device meta", "--device meta: this torch sees no such device"),
+        ("sample model --out model/config.json", "--out model/config.json cannot be made: File exists"),
+        ("sample model --out model/config.json/x", "cannot be made: Not a directory"),
+        ("sample nonfinite", "has non-finite values"),
+    ],
+)
+def test_mistakes_are_one_line(run: Any, labelled: jf.Flow, args: str, words: str) -> None:
+    Path("empty").mkdir()
+    tarflow(0.2, **SHAPE).save("plain")
+    maf(0.2, features=4, blocks=2, hidden=(4,)).save("maf")
+    maf(0.2, features=4, blocks=2, hidden=(4,), context=2).save("context")
+    bad = tarflow(0.2, **SHAPE)
+    with torch.no_grad():
+        bad.blocks[0].proj_in.bias[0] = math.nan
+    bad.save("nonfinite")
+    Path("broken.json").write_text("{")
+    for name, count in (("two.json", 2), ("three.json", 3)):
+        jf.Plan.sequential(count).save(name)
+    text = run(*args.split()).complaint
+    assert text.startswith("jacobiflow sample: ")
+    assert words in text
+    if "nonfinite" not in args:
+        assert not Path("out").exists()  # found before anything was done
+
+
+def test_a_folder_that_may_not_be_written(
+    run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert run("sample", "model", "--out", "closed").complaint.endswith("--out closed cannot be written to")
+
+
+def test_memory_is_unknown_on_some_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1e8 < sample.memory() < 1e15
+    monkeypatch.delattr(os, "sysconf")
+    assert sample.memory() == math.inf
+
+
+@pytest.mark.slow
+def test_the_command_for_real(labelled: jf.Flow) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "jacobiflow.cli.main", *FULL.split(), "--time-at", "1", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert ran.returncode == 0
+    doc = json.loads(ran.stdout)  # nothing else is on standard output
+    assert doc == json.loads(Path("out/report.json").read_text())
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    want = decoded(labelled, 6, "sequential", labels=labels, guidance=1.0).x.numpy()
+    assert np.allclose(arrays()["sequential"], want, atol=1e-5)

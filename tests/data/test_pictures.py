@@ -1,0 +1,46 @@
+"""Pictures: every pixel where it belongs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from jacobiflow.data.pictures import save_grid, to_pixels
+
+
+def test_the_ends_and_the_middle_of_the_range() -> None:
+    x = torch.tensor([-1.0, 0.0, 1.0, -7.0, 7.0, math.nan, math.inf, -math.inf]).view(1, 1, 2, 4)
+    assert to_pixels(x).reshape(-1).tolist() == [0, 128, 255, 0, 255, 0, 255, 0]
+    levels = torch.arange(256.0).view(1, 1, 16, 16) / 127.5 - 1
+    assert to_pixels(levels).reshape(-1).tolist() == list(range(256))
+    assert to_pixels(levels.double()).dtype == np.uint8
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("n", "columns"), [(1, 1), (6, 3), (7, 3), (2, 5)])
+@pytest.mark.parametrize(("gap", "zoom"), [(1, 2), (0, 1), (2, 3)])
+def test_a_grid_holds_the_images_row_by_row(
+    channels: int, n: int, columns: int, gap: int, zoom: int, tmp_path: Path
+) -> None:
+    x = torch.rand(n, channels, 3, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    before = x.clone()
+    save_grid(x, tmp_path / "a.png", columns=columns, gap=gap, zoom=zoom)
+    assert torch.equal(x, before)
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.mode == ("L" if channels == 1 else "RGB")
+        sheet = np.asarray(picture)
+    rows = math.ceil(n / columns)
+    assert sheet.shape[:2] == (zoom * (rows * (3 + gap) + gap), zoom * (columns * (4 + gap) + gap))
+    small = sheet[::zoom, ::zoom].reshape(*sheet[::zoom, ::zoom].shape[:2], channels)
+    assert np.array_equal(small.repeat(zoom, 0).repeat(zoom, 1).reshape(sheet.shape), sheet)
+    used = np.zeros(small.shape[:2], dtype=bool)
+    for i, pixels in enumerate(to_pixels(x)):
+        top, left = gap + (i // columns) * (3 + gap), gap + (i % columns) * (4 + gap)
+        assert np.array_equal(small[top : top + 3, left : left + 4], pixels)
+        used[top : top + 3, left : left + 4] = True
+    assert (small[~used] == 128).all()

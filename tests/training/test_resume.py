@@ -1,0 +1,330 @@
+"""Runs that end before their time: killed, stopped, or with a state that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from jacobiflow.cli.main import main
+from jacobiflow.training import log, loop, state
+
+LONG = ("--training.epochs", "24", "--training.ema", "0.9", "--model.volume-preserving")  # 120 steps
+PATIENCE = 300  # seconds
+
+
+@contextmanager
+def started(*command: object, **environment: object) -> Iterator[subprocess.Popen[str]]:
+    """A process of its own, gone at the end whatever happens."""
+    environment["OMP_NUM_THREADS"] = 1
+    with subprocess.Popen(
+        [sys.executable, "-m", *map(str, command)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {name: str(value) for name, value in environment.items()},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def command(recipe: Path, out: Path, *flags: str) -> list[object]:
+    return ["jacobiflow.cli.main", "train", recipe, "--out", out, *flags]
+
+
+def wait_for(out: Path, step: int, process: subprocess.Popen[str]) -> None:
+    """Until the log has reached `step`."""
+    path, ending = out / "log.jsonl", time.monotonic() + PATIENCE
+    while time.monotonic() < ending and process.poll() is None:
+        if path.exists() and f'"step": {step},' in path.read_text():
+            return
+        time.sleep(0.002)
+    raise AssertionError(f"step {step} was not reached: {process.communicate(timeout=PATIENCE)[1]}")
+
+
+def told(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A log without what depends on the clock."""
+    return [{k: v for k, v in entry.items() if k != "rate"} for entry in entries]
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    """The states and the models of two runs are the same to the last bit."""
+    for name in ("state.safetensors", "model/model.safetensors"):
+        mine, its = load_file(a / name), load_file(b / name)
+        assert mine.keys() == its.keys()
+        assert all(torch.equal(mine[k], its[k]) for k in mine)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(train, tmp_path_factory):
+    out = tmp_path_factory.mktemp("undisturbed")
+    return out, train(out, *LONG)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(undisturbed, recipe, train, tmp_path):
+    whole, entries = undisturbed
+    steps = sorted(random.sample(range(1, 111), 2))
+    print("killed at", steps)
+    for step in steps:
+        with started(*command(recipe, tmp_path, *LONG)) as process:
+            wait_for(tmp_path, step, process)
+            process.send_signal(signal.SIGKILL)
+            process.wait(PATIENCE)
+            assert process.returncode == -signal.SIGKILL
+        assert not (tmp_path / "model").exists()
+    assert told(train(tmp_path, *LONG)) == told(entries)
+    assert_same_weights(whole, tmp_path)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_step_and_says_how_to_go_on(undisturbed, recipe, train, tmp_path):
+    whole, entries = undisturbed
+    with started(*command(recipe, tmp_path, *LONG)) as process:
+        wait_for(tmp_path, 9, process)
+        process.send_signal(signal.SIGINT)
+        _, text = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert "Traceback" not in text
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    step = max(json.loads(line)["step"] for line in lines)
+    last = text.splitlines()[-1]
+    assert last == f"jacobiflow train: stopped after step {step}; the same command goes on from there"
+    with safe_open(tmp_path / state.FILE, framework="pt") as f:
+        assert json.loads(f.metadata()["about"])["step"] == step
+    assert told(train(tmp_path, *LONG)) == told(entries)
+    assert_same_weights(whole, tmp_path)
+
+
+# ---- the same, in this process, where it can be cut at any point
+
+
+SHORT = ("--training.epochs", "4", "--training.keep-every", "9", "--training.sample-every", "8")  # 20 steps
+
+
+@pytest.fixture(scope="module")
+def short(train, tmp_path_factory):
+    out = tmp_path_factory.mktemp("short")
+    return out, train(out, *SHORT)
+
+
+class Killed(BaseException):
+    """What nobody catches."""
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "call"),
+    [
+        (loop.Trainer, "step", 14),
+        (loop.Trainer, "evaluate", 3),
+        (loop.Trainer, "picture", 1),
+        (loop.Trainer, "save", 2),
+        (loop.Trainer, "save", 3),  # the last one: the model is there already
+        (loop.Flow, "save", 1),
+        (loop.Flow, "save", 3),  # the model: the last state must not be there yet
+        (log.Log, "write", 13),
+        (state, "save_file", 2),
+    ],
+)
+def test_cut_anywhere(short, recipe, train, tmp_path, monkeypatch, where, name, call):
+    whole, entries = short
+    real, calls = getattr(where, name), 0
+
+    def fatal(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            if name == "save_file":
+                Path(args[1]).write_bytes(b"half")
+            raise Killed
+        return real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, fatal)
+        with pytest.raises(Killed):
+            main([*map(str, command(recipe, tmp_path, *SHORT))][1:])
+    assert told(train(tmp_path, *SHORT)) == told(entries)
+    assert_same_weights(whole, tmp_path)
+    names = [sorted(p.relative_to(out) for p in out.rglob("*")) for out in (whole, tmp_path)]
+    assert names[0] == names[1]
+
+
+def test_a_log_line_that_was_cut_off_is_written_again(short, train, tmp_path):
+    whole, entries = short
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "log.jsonl"
+    path.write_text(path.read_text() + '{"step": 7, "lo')
+    assert train(tmp_path, *SHORT) == entries  # finished: nothing is done again
+    assert_same_weights(whole, tmp_path)
+
+
+def test_what_decides_nothing_may_change(short, recipe, train, tmp_path):
+    whole, entries = short
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    moved = shutil.copy(recipe.with_suffix(".npz"), tmp_path)
+    flags = "--training.log-every 3 --training.save-every 2 --training.validate 0 --training.accumulate 2"
+    assert train(tmp_path, *SHORT, *flags.split(), "--data.source", moved) == entries
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--training.lr 0.5", "(training.lr 0.01, now 0.5)"),
+        (
+            "--training.batch-size 8 --training.seed 3",
+            "(training.batch_size 16, now 8; training.seed 0, now 3)",
+        ),
+        ("--model.width 32", "(model.width 16, now 32)"),
+        ("--training.ema 0.5", "(training.ema 0.0, now 0.5)"),
+        ("--model.volume-preserving", "(model.volume_preserving False, now True)"),
+        ("--data.limit 40", "(training images 80, now 40; data.limit 0, now 40)"),
+    ],
+)
+def test_a_state_of_other_settings(short, refusal, tmp_path, flags, words):
+    whole, _ = short
+    out = shutil.copytree(whole, tmp_path / "out")
+    line = refusal("--out", out, *SHORT, *flags.split())
+    assert line == f"{out} holds a run with other settings {words}: use those, or begin again in a new --out"
+    assert_nothing_lost(whole, out, damaged=False)
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def flipped(data: bytes) -> bytes:
+    at = len(data) - len(data) // 3
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+DAMAGE = {
+    "empty": lambda _: b"",
+    "cut off": cut,
+    "one bit": flipped,
+    "header": lambda data: data[:8] + b"x" + data[9:],
+    "something else": lambda _: b"this is no state " * 100,
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_state(short, refusal, tmp_path, kind):
+    whole, _ = short
+    out = shutil.copytree(whole, tmp_path / "out")
+    path = out / state.FILE
+    path.write_bytes(DAMAGE[kind](path.read_bytes()))
+    line = refusal("--out", out, *SHORT)
+    assert line.startswith(f"{path} is damaged (")
+    assert line.endswith("): restore it, or begin again in a new --out")
+    assert_nothing_lost(whole, out, damaged=True)
+
+
+@pytest.mark.parametrize("about", [None, {}, {"step": 3}, {"step": 3, "settings": {}, "checksum": 1}])
+def test_a_file_that_is_not_a_state(short, refusal, tmp_path, about):
+    whole, _ = short
+    out = shutil.copytree(whole, tmp_path / "out")
+    meta = None if about is None else {"about": json.dumps(about)}
+    save_file({"x": torch.zeros(3)}, out / state.FILE, metadata=meta)
+    assert "is damaged (" in refusal("--out", out, *SHORT)
+
+
+def assert_nothing_lost(whole: Path, out: Path, *, damaged: bool) -> None:
+    for path in whole.rglob("*"):
+        if path.is_file() and not (damaged and path.name == state.FILE):
+            assert (out / path.relative_to(whole)).read_bytes() == path.read_bytes()
+
+
+def test_a_folder_that_is_a_file(refusal, tmp_path):
+    (tmp_path / "out").write_text("mine")
+    assert "exists" in refusal("--out", tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+# ---- several processes
+
+
+@pytest.mark.slow
+def test_two_processes_are_as_good_as_one(recipe, train, tmp_path):
+    flags = ("--training.epochs", "10", "--training.accumulate", "2", "--training.keep-every", "25")
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    with started(*torchrun, *command(recipe, tmp_path / "two", *flags)) as process:
+        _, text = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, text
+    one = train(tmp_path / "one", *flags[:2])
+    assert len(one) == 50 + 10
+    assert_close(read(tmp_path / "two"), one)
+    assert (tmp_path / "two/kept/step-0000025/model.safetensors").exists()
+    assert sum("parameters," in line for line in text.splitlines()) == 1  # one of them talks
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_and_one_goes_on(undisturbed, recipe, train, tmp_path):
+    """With averaged weights, and a prior variance that is tracked over both shares of a batch."""
+    whole, entries = undisturbed
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": 2}
+    line = command(recipe, tmp_path, *LONG)
+    with started(*line, **meeting, RANK=0) as leader, started(*line, **meeting, RANK=1) as other:
+        wait_for(tmp_path, 20, leader)
+        other.send_signal(signal.SIGINT)
+        _, text = leader.communicate(timeout=PATIENCE)
+        assert (other.wait(PATIENCE), leader.returncode) == (0, 2), text
+    reached = max(entry["step"] for entry in read(tmp_path))
+    assert f"stopped after step {reached}; the same command goes on from there" in text.splitlines()[-1]
+    assert_close(read(tmp_path), [entry for entry in entries if entry["step"] <= reached])
+    with safe_open(tmp_path / state.FILE, framework="pt") as f:
+        assert json.loads(f.metadata()["about"])["step"] == reached
+        var = f.get_tensor("model.var")
+        assert torch.equal(var, f.get_tensor("average.var"))
+    assert (var - 1).abs().max() > 0.1
+    assert_close(train(tmp_path, *LONG), entries)
+    mine, its = (load_file(out / "model/model.safetensors") for out in (tmp_path, whole))
+    torch.testing.assert_close(mine["var"], its["var"], atol=1e-4, rtol=1e-3)
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def assert_close(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> None:
+    """Two logs agree to 1e-4 in every loss."""
+    assert [entry["step"] for entry in a] == [entry["step"] for entry in b]
+    for mine, its in zip(a, b, strict=True):
+        for name in ("loss", "validation"):
+            assert mine.get(name) == pytest.approx(its.get(name), abs=1e-4), mine
+
+
+# ---- errors of the real command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--training.lr", "1e30", "--training.clip", "0"), "jacobiflow train: the loss is nan"),
+        (("--data.source", "/gone.npz"), "jacobiflow train: /gone.npz does not exist: set data.source to"),
+    ],
+)
+def test_the_command_fails_with_one_line(recipe, tmp_path, flags, words):
+    with started(*command(recipe, tmp_path, *flags)) as process:
+        _, text = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    lines = [line for line in text.splitlines() if "parameters," not in line and not line.startswith("step=")]
+    assert len(lines) == 1
+    assert lines[0].startswith(words)
