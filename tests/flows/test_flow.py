@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 import torch
-from subjects import maf, subject, tarflow
 
 import jacobiflow as jf
+from subjects import maf, subject, tarflow
 
 
 def test_a_row_of_noise_depends_on_seed_and_index_only() -> None:

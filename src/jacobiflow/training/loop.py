@@ -96,7 +96,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             flow.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
-        self.average = copy.deepcopy(flow).requires_grad_(False) if config.ema else None
+        self.average = copy.deepcopy(flow) if config.ema else None
         self.loss = self._loss_module()
 
     def _loss_module(self) -> nn.Module:
