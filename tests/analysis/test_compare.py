@@ -106,12 +106,23 @@ def test_convergence_follows_the_flow_from_block_to_block() -> None:
     assert torch.allclose(s.flow.from_sequence(seq), x)
 
 
-def test_convergence_stops_at_the_floor() -> None:
-    s = subject("tarflow", torch.float32)
+@pytest.mark.parametrize("floor", [0.5, 0.05, 1e-3])
+def test_convergence_stops_at_a_share_of_the_answer(floor: float) -> None:
+    s = subject("maf-affine")
     z = s.flow.noise(2, seed=0)
-    for block in convergence(s.flow, z):
+    block, order = s.flow.bound_blocks(2)[0]
+    seq = s.flow.to_prior(z)
+    exact = jf.sequential(block, seq if order is None else seq[:, order]).x
+    end = floor * exact.flatten(1).norm(dim=1).mean()
+    *before, last = convergence(s.flow, z, floor=floor)[0].jacobi
+    assert last < end
+    assert all(distance >= end for distance in before)
+
+
+def test_convergence_ends_in_single_precision() -> None:
+    s = subject("tarflow", torch.float32)
+    for block in convergence(s.flow, s.flow.noise(2, seed=0)):
         assert len(block.jacobi) < s.length  # float32 would never reach a distance of 0
-        assert block.jacobi[-1] < 1e-5 * 50
 
 
 # Figures

@@ -53,8 +53,8 @@ class MAFConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
-        for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2)):
-            if getattr(self, name) < least:
+        for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2), ("order_seed", 0)):
+            if not least <= getattr(self, name) < 2**63:
                 raise ValueError(f"MAFConfig.{name} must be {least} or more, not {getattr(self, name)}")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"MAFConfig.hidden needs widths of 1 or more, not {self.hidden}")
@@ -76,8 +76,9 @@ class MAFConfig:
                 )
         else:
             object.__setattr__(self, "order", tuple(map(tuple, self.order)))
-            whole = list(range(self.features))
-            if len(self.order) != self.blocks or any(sorted(o) != whole for o in self.order):
+            if len(self.order) != self.blocks or any(
+                len(o) != self.features or sorted(o) != list(range(self.features)) for o in self.order
+            ):
                 raise ValueError("MAFConfig.order needs one permutation of all features for each block")
 
     def orders(self) -> list[Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from jacobiflow.core.types import JacobiflowError
-from jacobiflow.flows.checkpoint import write_atomically
+from jacobiflow.flows.checkpoint import checksum, write_atomically
 
 FILE = "state.safetensors"
 
@@ -39,7 +38,7 @@ def save_state(
     if average is not None:
         tensors |= {f"average.{k}": v for k, v in average.state_dict().items()}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    about = {"step": step, "settings": settings, "checksum": _checksum(tensors)}
+    about = {"step": step, "settings": settings, "checksum": checksum(tensors)}
     meta = {"about": json.dumps(about)}
     write_atomically(folder / FILE, lambda path: save_file(tensors, path, metadata=meta))
 
@@ -60,7 +59,7 @@ def load_state(
             about = json.loads(f.metadata()["about"])
             _compare(folder, about["settings"], settings)
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
-        if _checksum(tensors) != about["checksum"]:
+        if checksum(tensors) != about["checksum"]:
             raise ValueError("its checksum is wrong")
         model.load_state_dict(_part(tensors, "model."))
         if average is not None:
@@ -87,14 +86,6 @@ def _compare(folder: Path, found: dict[str, Any], mine: dict[str, Any]) -> None:
             f"{folder} holds a run with other settings ({'; '.join(changed)}): "
             "use those, or begin again in a new --out"
         )
-
-
-def _checksum(tensors: dict[str, Tensor]) -> int:
-    """Of all bytes: safetensors itself does not notice a changed one."""
-    total = 0
-    for _, tensor in sorted(tensors.items()):
-        total = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, total)
-    return total
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
