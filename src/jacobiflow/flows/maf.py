@@ -53,9 +53,11 @@ class MAFConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
-        for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2), ("order_seed", 0)):
-            if not least <= getattr(self, name) < 2**63:
+        for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2)):
+            if getattr(self, name) < least:
                 raise ValueError(f"MAFConfig.{name} must be {least} or more, not {getattr(self, name)}")
+        if not 0 <= self.order_seed < 2**63:
+            raise ValueError("MAFConfig.order_seed must be 0 or more and below 2^63")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"MAFConfig.hidden needs widths of 1 or more, not {self.hidden}")
         if self.residual and len(set(self.hidden)) > 1:
