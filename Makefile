@@ -21,10 +21,6 @@ $(VENV)/dev: $(VENV)/core
 	@$(PIP) -e '.[dev,hub,data,tensorboard]'
 	@touch $@
 
-$(VENV)/peers: $(VENV)/dev
-	@$(PIP) -e '.[peers]'
-	@touch $@
-
 demo: $(VENV)/core
 	@$(BIN)/jacobiflow sample mnist -n 64 --labels 0-9 --seed 0 --plan sequential uniform selective \
 	  --time-at 1 --repeats 3 --out out
@@ -46,7 +42,7 @@ format: $(VENV)/dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/peers
+bench: $(VENV)/dev
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean:

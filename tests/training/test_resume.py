@@ -328,3 +328,11 @@ def test_the_command_fails_with_one_line(recipe, tmp_path, flags, words):
     lines = [line for line in text.splitlines() if "parameters," not in line and not line.startswith("step=")]
     assert len(lines) == 1
     assert lines[0].startswith(words)
+
+
+def test_what_a_killed_save_left_behind_is_removed(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    left = tmp_path / ".state.safetensors.abc123"
+    left.write_bytes(b"half")
+    assert state.load_state(tmp_path, {}, model, torch.optim.AdamW(model.parameters()), None) == 0
+    assert not left.exists()

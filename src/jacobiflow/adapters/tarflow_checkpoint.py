@@ -53,9 +53,8 @@ def import_tarflow(
     float64 weights give a float64 flow, all others a float32 one. Whatever does not fit raises
     CheckpointError, one line that names the key.
 
-    >>> flow = import_tarflow("afhq_model_8_768_8_8_0.07.pth")  # doctest: +SKIP
-    >>> flow.config.image_size, flow.config.noise_std  # doctest: +SKIP
-    (256, 0.07)
+        flow = import_tarflow("afhq_model_8_768_8_8_0.07.pth")
+        flow.config.image_size, flow.config.noise_std  # 256, 0.07
     """
     if isinstance(path_or_state_dict, Mapping):
         found, stem, where = path_or_state_dict, "", "the state dict"

@@ -28,7 +28,7 @@ def save_convergence(blocks: Sequence[Convergence], path: str | Path, *, title: 
         ax.grid(alpha=0.3)
         if i % columns == 0:
             ax.set_ylabel("distance from exact (l2)")
-    axes.flat[0].legend(fontsize=8, loc="lower left")
+    axes.flat[0].legend(fontsize=8, loc="best")
     figure.suptitle(title, fontsize=11, parse_math=False)
     figure.savefig(path, dpi=120)
 

@@ -52,6 +52,8 @@ def load_state(
 ) -> int:
     """Restore in place what `save_state` wrote; returns its step, or 0 if there is no state."""
     path = folder / FILE
+    for left in folder.glob(f".{FILE}.*"):  # of a save that was killed
+        left.unlink(missing_ok=True)
     if not path.exists():
         return 0
     try:
