@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import jacobiflow as jf
@@ -37,7 +37,6 @@ def class_folders(folder: Path, *, deep: bool = False) -> Path:
 
 
 def hub_folder(folder: Path) -> Path:
-    datasets = pytest.importorskip("datasets", reason="the extra `data`, which make test installs")
     x, y = pictures()
     features = datasets.Features(
         {"image": datasets.Image(), "label": datasets.ClassLabel(names=["dark", "light"])}
@@ -70,10 +69,7 @@ def test_every_kind_of_source(kind: str, train: Any, tmp_path: Path) -> None:
     losses = [e["loss"] for e in entries if "loss" in e]
     assert len(losses) == 6
     assert losses[-1] < losses[0] - 0.1
-    flow = jf.load(tmp_path / "run" / "model")
-    with torch.no_grad():  # the two classes differ in brightness, and the labels say so
-        light = torch.full((4, 1, 8, 8), 0.3)
-        assert flow.log_prob(light, labels=1).shape == (4,)
+    assert jf.load(tmp_path / "run" / "model").num_classes == 2
 
 
 def test_the_same_pictures_train_the_same_from_any_source(train: Any, tmp_path: Path) -> None:

@@ -103,8 +103,3 @@ class GuidedBlock:
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return self.block.inverse(z, theta)
-
-
-def guided(block: Block, null: Block, guidance: Guidance) -> Block:
-    """`block` under `guidance`, with `null` its twin; the block itself if the weight is 0."""
-    return GuidedBlock(block, null, guidance) if guidance.weight else block

@@ -81,9 +81,8 @@ class Packed:
 
     def new_cache(self, n: int, context: Tensor | None) -> UnitCache:
         """Room for the units of n rows; `context` [units of node 1, n] is added to the first stage."""
-        first = self.head
         sizes = [self.length, *(len(s.weight) for s in self.stages)]
-        nodes = [first.new_empty(size, n) for size in sizes]
+        nodes = [self.head.new_empty(size, n) for size in sizes]
         active = [node if i == 0 else torch.empty_like(node) for i, node in enumerate(nodes)]
         return UnitCache(self, nodes, active, context)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.types import Block, Cache
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.guidance import Guidance, guided
+from jacobiflow.flows.guidance import Guidance, GuidedBlock
 from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, KVCache
 from jacobiflow.flows.weights import linear_shapes
 
@@ -235,7 +235,7 @@ class TarFlow(Flow):
         block = weights.bind(condition)
         if not guidance.weight:
             return block
-        return guided(block, weights.bind(None, guidance.attn_temp), guidance)
+        return GuidedBlock(block, weights.bind(None, guidance.attn_temp), guidance)
 
     def prior_var(self) -> Tensor:
         return self.var  # type: ignore[return-value]
