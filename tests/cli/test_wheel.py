@@ -51,7 +51,7 @@ def test_the_wheel_holds_the_whole_package(wheel: Path) -> None:
         scripts = archive.read(about.replace("METADATA", "entry_points.txt")).decode()
     assert wheel.name == f"jacobiflow-{jf.__version__}-py3-none-any.whl"
     assert f"Version: {jf.__version__}\n" in text
-    assert "jacobiflow = jacobiflow.cli.main:main" in scripts
+    assert "jacobiflow = jacobiflow.cli.main:run" in scripts
     files = {p.relative_to(PACKAGE.parent).as_posix() for p in PACKAGE.rglob("*") if p.is_file()}
     files = {name for name in files if "__pycache__" not in name}
     inside = {name for name in names if ".dist-info/" not in name}

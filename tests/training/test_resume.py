@@ -270,6 +270,7 @@ def test_two_processes_are_as_good_as_one(recipe, train, tmp_path):
     assert_close(read(tmp_path / "two"), one)
     assert (tmp_path / "two/kept/step-0000025/model.safetensors").exists()
     assert sum("parameters," in line for line in text.splitlines()) == 1  # one of them talks
+    assert "warning" not in text
 
 
 @pytest.mark.slow

@@ -83,5 +83,17 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"jacobiflow: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
+def run() -> None:
+    """The process that `jacobiflow` starts. One of several ends without tearing down the interpreter:
+    gloo's threads may still let go of a tensor then, and abort a run that has succeeded.
+    """
+    status = main()
+    if "torch.distributed" in sys.modules and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -8,6 +8,7 @@ a resumed run draws what an undisturbed one would.
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import math
 import signal
@@ -104,7 +105,7 @@ class Trainer:
         if self.config.compile:
             loss = torch.compile(loss)  # type: ignore[assignment]
         if self.world.size > 1:
-            loss = nn.parallel.DistributedDataParallel(loss, broadcast_buffers=False)
+            loss = nn.parallel.DistributedDataParallel(loss, **_no_buffers())
         return loss
 
     @property
@@ -289,6 +290,12 @@ class _Loss(nn.Module):
         enc = self.flow.encode(x, labels)
         loss = -(standard_normal(enc.z) + enc.log_det).mean() / dims
         return loss, enc.z.detach().square().mean(0)
+
+
+def _no_buffers() -> dict[str, Any]:
+    """The option, by its name in this torch, that leaves buffers alone: they are the same everywhere."""
+    names = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
 
 
 class _StopKey:
