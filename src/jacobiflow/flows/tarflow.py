@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,11 @@ from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.types import Block, Cache
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, GuidedBlock
+from jacobiflow.flows.native import NativeCache, NativeNet, library
 from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, KVCache
-from jacobiflow.flows.weights import linear_shapes
+from jacobiflow.flows.weights import fingerprint, linear_shapes
+
+CACHE_BYTES = 16 << 20  # keys and values of the rows that a CPU solves at a time: they stay in its last cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,24 @@ class PatchBlock(nn.Module):
         self.proj_out = nn.Linear(config.width, config.dim * self.bijector.params)
         nn.init.zeros_(self.proj_out.weight)
         nn.init.zeros_(self.proj_out.bias)
+        self._native: tuple[Any, NativeNet] | None = None
+
+    def native(self) -> NativeNet | None:
+        """The weights for the compiled functions, where these apply; packed again when a weight has changed."""
+        like = self.pos_embed
+        if torch.is_grad_enabled() or like.device.type != "cpu" or like.dtype != torch.float32:
+            return None
+        lib = library()
+        if lib is None:
+            return None
+        now = fingerprint(self.parameters())
+        if self._native is None or self._native[0] != now:
+            with torch.no_grad():
+                self._native = now, NativeNet(lib, self)
+        return self._native[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_native": None}
 
     def bind(self, labels: Tensor | None, attn_temp: float = 1.0) -> BoundPatchBlock:
         """The block for these labels [n]; None and -1 are "no label", the mean class."""
@@ -150,12 +171,19 @@ class BoundPatchBlock:
         own = [p for name, p in self.weights.named_parameters() if name != "class_embed"]
         return (*own, *(() if self.condition is None else (self.condition,)))
 
-    def new_cache(self, n: int) -> KVCache:
+    def new_cache(self, n: int) -> KVCache | NativeCache:
+        native = self.weights.native()
+        if native is not None:
+            return native.new_cache(n)
         like = self.weights.pos_embed
         return self.weights.net.new_cache(n, dtype=like.dtype, device=like.device)
 
     def params(self, x: Tensor, lo: int, hi: int, cache: Cache | None = None) -> Tensor:
         w = self.weights
+        native = cache.net if isinstance(cache, NativeCache) else w.native() if cache is None else None
+        if native is not None and x.dtype == torch.float32:
+            kept = cache if isinstance(cache, NativeCache) else None
+            return native(x, lo, hi, self.condition, self.attn_temp, kept)
         parts = []
         if lo == 0:  # nothing stands before the first position: identity
             parts.append(x.new_zeros(len(x), 1, w.proj_out.out_features))
