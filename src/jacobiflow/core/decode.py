@@ -79,22 +79,37 @@ def decode(
         raise ValueError(f"z must be [N, {block.length}, D], not {list(z.shape)}")
     began = time.perf_counter()
     with torch.inference_mode():
-        run = _Run(block, z.detach(), method, on_failure, cache)
-        run.solve()
+        runs = [_Run(part, rows, method, on_failure, cache) for part, rows in _parts(block, z.detach())]
+        for run in runs:
+            run.solve()
     seconds = time.perf_counter() - began
-    # Clones made outside inference mode are ordinary tensors, which autograd may use.
+    # Tensors joined outside inference mode are ordinary ones, which autograd may use.
     stats = BlockStats(
-        sweeps=run.sweeps.clone(),
-        evaluated=run.evaluated.clone(),
-        update=run.update.clone(),
-        status=tuple(STATUSES[c] for c in run.code.tolist()),
+        sweeps=torch.cat([run.sweeps for run in runs]),
+        evaluated=torch.cat([run.evaluated for run in runs]),
+        update=torch.cat([run.update for run in runs]),
+        status=tuple(STATUSES[c] for run in runs for c in run.code.tolist()),
         seconds=seconds,
     )
     if on_failure == "raise" and stats.worst.failed:
         failed = [i for i, status in enumerate(stats.status) if status.failed]
         raise DecodingError(name, failed, stats.worst)
-    log_det = run.slope.clone().sum(1)
-    return Decoded(x=run.x.clone(), log_det=log_det, stats=Stats(blocks=(stats,), seconds=seconds))
+    log_det = torch.cat([run.slope for run in runs]).sum(1)
+    return Decoded(
+        x=torch.cat([run.x for run in runs]),
+        log_det=log_det,
+        stats=Stats(blocks=(stats,), seconds=seconds),
+    )
+
+
+def _parts(block: Block, z: Tensor) -> Iterator[tuple[Block, Tensor]]:
+    """The batch in as many parts as the block likes to solve it in, each with its share of the block."""
+    count = -(-len(z) // max(block.rows or len(z), 1))
+    if count <= 1:
+        yield block, z
+        return
+    for places in torch.arange(len(z), device=z.device).tensor_split(count):
+        yield block.select(places), z[places]
 
 
 def iterates(block: Block, z: Tensor, init: Init = "previous") -> Iterator[Tensor]:
@@ -206,10 +221,13 @@ class _Run:
         for begin in range(lo, hi, CHECK_EVERY):
             if not len(rows):
                 break
-            end, cost = min(begin + CHECK_EVERY, hi), 0
+            end, cost, slopes = min(begin + CHECK_EVERY, hi), 0, []
             for t in range(begin, end):
                 cost += rows.cost(t, t + 1)
-                rows.x[:, t : t + 1], rows.slope[:, t : t + 1] = rows.evaluate(t, t + 1)
+                theta = rows.block.params(rows.x, t, t + 1, rows.cache)
+                rows.x[:, t : t + 1], slope = rows.block.inverse(rows.z[:, t : t + 1], theta)
+                slopes.append(slope)
+            rows.slope[:, begin:end] = torch.cat(slopes, 1).sum(-1)
             self.sweeps[rows.places] += end - max(begin, 1)
             self.evaluated[rows.places] += cost
             finite = rows.x[:, begin:end].isfinite().flatten(1).all(1).cpu()

@@ -38,6 +38,10 @@ class Block(Protocol):
     def length(self) -> int:
         """How many positions T a row has."""
 
+    @property
+    def rows(self) -> int | None:
+        """How many rows are best solved at a time, for the sake of the processor's caches; None is all."""
+
     def select(self, rows: Tensor) -> Block:
         """The same block, bound to these rows of its labels or context."""
 

@@ -28,7 +28,7 @@ from jacobiflow.core.types import (
     Stats,
 )
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.weights import fingerprint
+from jacobiflow.flows.weights import Watch
 
 GRADIENT_TOL = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 PLANS = ("sequential", "uniform", "selective", "auto")
@@ -49,8 +49,11 @@ class Flow(nn.Module, ABC):
     default_init: ClassVar[Init] = "previous"
     config: Any
     blocks: nn.ModuleList
-    _seen_finite: tuple[Any, ...] | None = None
     revision: str | None = None  # the commit of the hub that this flow was loaded from
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watch = Watch()
 
     # What a family defines
 
@@ -330,9 +333,9 @@ class Flow(nn.Module, ABC):
 
     def _refuse_nonfinite(self) -> None:
         """Raise if a weight is not finite; looks again only after a weight has changed."""
-        seen = fingerprint(self.parameters())
-        if seen == self._seen_finite:
+        if not self._watch.changed(self.parameters()):
             return
+        self._watch.forget()  # until they have all been seen to be finite
         for k, block in enumerate(self.blocks):
             for name, p in block.named_parameters():
                 if not bool(p.detach().isfinite().all()):
@@ -343,7 +346,7 @@ class Flow(nn.Module, ABC):
         var = self.prior_var()
         if var is not None and not bool((var.isfinite() & (var > 0)).all()):
             raise NonfiniteError("the prior variance has non-finite or non-positive values")
-        self._seen_finite = seen
+        self._watch.changed(self.parameters())
 
     def save(self, folder: str | Path, **options: Any) -> None:
         """Write config.json, model.safetensors and README.md into `folder`; `jf.load` reads them."""

@@ -67,6 +67,10 @@ class GuidedBlock:
     def length(self) -> int:
         return self.block.length
 
+    @property
+    def rows(self) -> int | None:
+        return self.block.rows and max(1, self.block.rows // 2)  # two caches
+
     def select(self, rows: Tensor) -> GuidedBlock:
         return GuidedBlock(self.block.select(rows), self.null.select(rows), self.guidance)
 

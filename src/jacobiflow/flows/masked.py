@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.types import Cache
-from jacobiflow.flows.weights import fingerprint
+from jacobiflow.flows.weights import Watch
 
 Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -168,7 +168,8 @@ class MaskedMLP(nn.Module):
             self.register_buffer(f"mask{i}", b[:, None] >= a[None, :], persistent=False)
         reach = torch.arange(length).repeat_interleave(params)
         self.register_buffer("head_mask", reach[:, None] >= self.degrees[-1], persistent=False)
-        self._packed: tuple[Any, Packed] | None = None
+        self._packed: Packed | None = None
+        self._watch = Watch()
 
     def masked(self, i: int) -> Tensor:
         """Weight i without the connections that would look ahead."""
@@ -191,11 +192,10 @@ class MaskedMLP(nn.Module):
 
     def pack(self) -> Packed:
         """The network for decoding; made again only when a weight has changed."""
-        now = fingerprint(self.parameters())
-        if self._packed is None or self._packed[0] != now:
+        if self._watch.changed(self.parameters()) or self._packed is None:
             with torch.no_grad():
-                self._packed = now, self._pack()
-        return self._packed[1]
+                self._packed = self._pack()
+        return self._packed
 
     def _pack(self) -> Packed:
         stages = []
@@ -230,6 +230,10 @@ class BoundMaskedBlock:
     @property
     def length(self) -> int:
         return self.net.length
+
+    @property
+    def rows(self) -> int | None:
+        return None
 
     def select(self, rows: Tensor) -> BoundMaskedBlock:
         return self if self.context is None else replace(self, context=self.context[rows])

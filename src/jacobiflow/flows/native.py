@@ -169,7 +169,13 @@ class NativeNet:
         return NativeCache(self, k, torch.empty_like(k), torch.empty(0))
 
     def __call__(
-        self, x: Tensor, lo: int, hi: int, condition: Tensor | None, temperature: float, cache: NativeCache | None
+        self,
+        x: Tensor,
+        lo: int,
+        hi: int,
+        condition: Tensor | None,
+        temperature: float,
+        cache: NativeCache | None,
     ) -> Tensor:
         """theta [n, hi - lo, P]; as `Block.params`."""
         n, need = len(x), max(lo - 1, 0)

@@ -18,7 +18,7 @@ from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, GuidedBlock
 from jacobiflow.flows.native import NativeCache, NativeNet, library
 from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, KVCache
-from jacobiflow.flows.weights import fingerprint, linear_shapes
+from jacobiflow.flows.weights import Watch, linear_shapes
 
 CACHE_BYTES = 16 << 20  # keys and values of the rows that a CPU solves at a time: they stay in its last cache
 
@@ -120,21 +120,20 @@ class PatchBlock(nn.Module):
         self.proj_out = nn.Linear(config.width, config.dim * self.bijector.params)
         nn.init.zeros_(self.proj_out.weight)
         nn.init.zeros_(self.proj_out.bias)
-        self._native: tuple[Any, NativeNet] | None = None
+        self._native: NativeNet | None = None
+        self._watch = Watch()
 
     def native(self) -> NativeNet | None:
-        """The weights for the compiled functions, where these apply; packed again when a weight has changed."""
+        """The weights for the compiled functions, where these apply; packed again when one has changed."""
         like = self.pos_embed
         if torch.is_grad_enabled() or like.device.type != "cpu" or like.dtype != torch.float32:
             return None
         lib = library()
         if lib is None:
             return None
-        now = fingerprint(self.parameters())
-        if self._native is None or self._native[0] != now:
-            with torch.no_grad():
-                self._native = now, NativeNet(lib, self)
-        return self._native[1]
+        if self._watch.changed(self.parameters()) or self._native is None:
+            self._native = NativeNet(lib, self)
+        return self._native
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_native": None}
@@ -161,6 +160,14 @@ class BoundPatchBlock:
     @property
     def length(self) -> int:
         return self.weights.net.length
+
+    @property
+    def rows(self) -> int | None:
+        like, net = self.weights.pos_embed, self.weights.net
+        if like.device.type != "cpu":
+            return None
+        each = 2 * len(net.layers) * net.length * net.width * like.element_size()
+        return max(16, CACHE_BYTES // each)
 
     def select(self, rows: Tensor) -> BoundPatchBlock:
         if self.condition is None or len(self.condition) == 1:

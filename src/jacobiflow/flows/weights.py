@@ -11,20 +11,40 @@ from torch import Tensor
 SAMPLED = 61  # numbers looked at in each tensor
 
 
-def fingerprint(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
-    """Changes when a tensor is replaced, moved, cast or written to.
+class Watch:
+    """Notices when tensors are replaced, moved, cast or written to.
 
     Writes through `.data` leave no trace in a tensor's version, so a few numbers of each tensor
     are looked at as well: cheap, and enough for an optimiser's step or a swap of averaged weights.
     """
-    found = list(tensors)
-    with torch.no_grad():
-        samples = [t.detach().reshape(-1)[:: max(1, t.numel() // SAMPLED)].double().sum() for t in found]
-        sums = torch.stack(samples).tolist() if samples else []
-    return tuple(
-        (id(t), None if t.is_inference() else t._version, t.data_ptr(), repr(s))
-        for t, s in zip(found, sums, strict=True)
-    )
+
+    def __init__(self) -> None:
+        self._places: list[tuple[int, int, torch.dtype]] = []
+        self._seen: tuple[list[int | None], float] | None = None
+        self._samples: list[Tensor] = []
+        self._ramp = torch.empty(0)
+
+    @torch.no_grad()
+    def changed(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether anything is different from the last look; the first look says yes."""
+        found = list(tensors)
+        places = [(id(t), t.data_ptr(), t.dtype) for t in found]
+        if places != self._places:
+            self._places, self._seen = places, None
+            self._samples = [t.detach().reshape(-1)[:: max(1, t.numel() // SAMPLED)] for t in found]
+            count = sum(map(len, self._samples))
+            self._ramp = 1 + torch.arange(count, dtype=torch.float64) % 997
+        numbers = torch.cat(self._samples).to("cpu", torch.float64) if found else self._ramp
+        now = [None if t.is_inference() else t._version for t in found], float(numbers @ self._ramp)
+        before, self._seen = self._seen, now
+        return before is None or repr(before) != repr(now)  # a NaN equals itself here
+
+    def forget(self) -> None:
+        """The next look says yes."""
+        self._seen = None
+
+    def __reduce__(self) -> Any:
+        return Watch, ()  # copies look for themselves
 
 
 def linear_shapes(name: str, inputs: int, outputs: int) -> Iterator[tuple[str, tuple[int, ...]]]:
