@@ -120,11 +120,12 @@ class Spline:
         k = self.bins
         dim = theta.shape[-1] // self.params
         theta = theta.reshape(*theta.shape[:-1], self.params, dim).transpose(-1, -2)  # [..., D, P]
-        # A zero vector of slopes is slope 1: a fresh network gives the identity.
-        one = math.log(math.expm1(1.0 - self.min_slope))
-        slopes = self.min_slope + F.softplus(theta[..., 2 * k :] + one)
-        slopes = F.pad(slopes, (1, 1), value=1.0)
+        slopes = F.pad(self._slopes(theta[..., 2 * k :]), (1, 1), value=1.0)
         return self._edges(theta[..., :k]), self._edges(theta[..., k : 2 * k]), slopes
+
+    def _slopes(self, raw: Tensor) -> Tensor:
+        # A zero vector is slope 1: a fresh network gives the identity.
+        return self.min_slope + F.softplus(raw + math.log(math.expm1(1.0 - self.min_slope)))
 
     def _edges(self, raw: Tensor) -> Tensor:
         sizes = self.min_bin + (1 - self.min_bin * self.bins) * raw.softmax(-1)

@@ -64,6 +64,7 @@ def decode(
     *,
     on_failure: OnFailure = "fallback",
     cache: bool = True,
+    relative: bool = False,
     name: int = 0,
 ) -> Decoded:
     """x with z = block(x), solved as `method` says. z: [N, T, D], never written to.
@@ -72,6 +73,7 @@ def decode(
     ("fallback"), reported as a DecodingError that names block `name` ("raise"), or handed back
     as they are ("return"). A sample whose exact answer overflows raises only with "raise".
     cache: keep what the conditioner computed for settled positions; False trades time for memory.
+    relative: measure changes in units of max(|x|, |dx/dz|), for variables of any scale.
     """
     if on_failure not in ON_FAILURE:
         raise ValueError(f"on_failure must be one of {', '.join(ON_FAILURE)}, not {on_failure!r}")
@@ -79,7 +81,8 @@ def decode(
         raise ValueError(f"z must be [N, {block.length}, D], not {list(z.shape)}")
     began = time.perf_counter()
     with torch.inference_mode():
-        runs = [_Run(part, rows, method, on_failure, cache) for part, rows in _parts(block, z.detach())]
+        parts = _parts(block, z.detach())
+        runs = [_Run(part, rows, method, on_failure, cache, relative) for part, rows in parts]
         for run in runs:
             run.solve()
     seconds = time.perf_counter() - began
@@ -185,9 +188,11 @@ class _Rows:
 class _Run:
     """One block's inversion: answers and counts for the whole batch, filled in by windows."""
 
-    def __init__(self, block: Block, z: Tensor, method: Method, on_failure: OnFailure, cache: bool) -> None:
+    def __init__(
+        self, block: Block, z: Tensor, method: Method, on_failure: OnFailure, cache: bool, relative: bool
+    ) -> None:
         self.block, self.z, self.method = block, z, method
-        self.on_failure, self.use_cache = on_failure, cache
+        self.on_failure, self.use_cache, self.relative = on_failure, cache, relative
         n, self.length, _ = z.shape
         self.width = min(method.width or self.length, self.length)
         self.x = first_guess(z, method.init)
@@ -249,7 +254,7 @@ class _Run:
             self.sweeps[now.places[moving]] += 1
             self.evaluated[now.places[moving]] += now.cost(start, hi)
             new, slope = now.evaluate(start, hi)
-            update, still, head = _compare(new, now.x[:, start:hi])
+            update, still, head = _compare(new, now.x[:, start:hi], slope if self.relative else None)
             last[now.places[moving]] = update[moving]
             over = moving & ~update.isfinite()
             lost = torch.zeros_like(over)
@@ -343,7 +348,8 @@ class _Run:
             return
         where = places.to(self.z.device)
         method = replace(self.method, width=narrower(self.width))
-        run = _Run(self.block.select(where), self.z[where], method, self.on_failure, self.use_cache)
+        block = self.block.select(where)
+        run = _Run(block, self.z[where], method, self.on_failure, self.use_cache, self.relative)
         run.solve()
         self.x[where], self.slope[where] = run.x, run.slope
         self.sweeps[places] += run.sweeps
@@ -367,12 +373,20 @@ class _Run:
             self.x[where], self.slope[where] = rows.x, rows.slope
 
 
-def _compare(new: Tensor, old: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _compare(new: Tensor, old: Tensor, slope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """For each row, on the CPU (the one host synchronisation of a sweep): the largest change,
-    how many leading positions stood still to rounding, whether the first position is finite."""
+    how many leading positions stood still to rounding, whether the first position is finite.
+    With slopes log |dx/dz|, changes are measured in units of max(|x|, |dx/dz|)."""
     change = (new - old).abs()
     rounding = ROUNDING * torch.finfo(new.dtype).eps
-    still = (change <= rounding * new.abs().clamp_min(1)).all(2).cumprod(1).sum(1)
+    size = new.abs()
+    if slope is None:
+        size = size.clamp_min_(1)
+    else:
+        size = torch.maximum(size, slope.exp().unsqueeze(-1))
+    still = (change <= rounding * size).all(2).cumprod(1).sum(1)
     head = new[:, 0].isfinite().all(1)
+    if slope is not None:
+        change = change / size
     report = torch.stack((change.amax((1, 2)).double(), still.double(), head.double())).cpu()
     return report[0], report[1].long(), report[2].bool()

@@ -9,7 +9,7 @@ never touched again. Width 1 then costs one (triangular) forward pass in all.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -59,6 +59,7 @@ class Stage:
     activated: bool
     skip: int | None
     ends: tuple[int, ...]  # ends[d]: how many of the new node's units have degree <= d
+    norm: tuple[Tensor, Tensor] | None = None  # [out, 1] each: activation sees factor * node + offset
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,15 @@ class Packed:
     head: Tensor  # [T * P, units], rows position by position
     head_bias: Tensor  # [T * P, 1]
     activation: Callable[[Tensor], Tensor]
+    head_activated: bool = True  # whether the head reads the last node after its activation
 
     @property
     def params(self) -> int:
         """P, numbers a position."""
         return len(self.head) // self.length
 
-    def new_cache(self, n: int, context: Tensor | None) -> UnitCache:
-        """Room for the units of n rows; `context` [units of node 1, n] is added to the first stage."""
+    def new_cache(self, n: int, context: Mapping[int, Tensor]) -> UnitCache:
+        """Room for the units of n rows; context[i] [units, n] is added to what stage i computes."""
         sizes = [self.length, *(len(s.weight) for s in self.stages)]
         nodes = [self.head.new_empty(size, n) for size in sizes]
         active = [node if i == 0 else torch.empty_like(node) for i, node in enumerate(nodes)]
@@ -94,11 +96,11 @@ class UnitCache:
     packed: Packed
     nodes: list[Tensor]
     active: list[Tensor]
-    context: Tensor | None
+    context: Mapping[int, Tensor]
     valid: int = 0
 
     def select(self, rows: Tensor) -> UnitCache:
-        context = None if self.context is None else self.context[:, rows]
+        context = {i: term[:, rows] for i, term in self.context.items()}
         fresh = self.packed.new_cache(len(rows), context)
         fresh.valid = self.valid
         ends = [self.valid, *(s.ends[self.valid] for s in self.packed.stages)]
@@ -121,10 +123,12 @@ class UnitCache:
             cols = upto if stage.source == 0 else p.stages[stage.source - 1].ends[upto]
             out = self.nodes[i + 1][lo:hi]
             torch.addmm(stage.bias[lo:hi], stage.weight[lo:hi, :cols], source[:cols], out=out)
-            if i == 0 and self.context is not None:
-                out += self.context[lo:hi]
+            if i in self.context:
+                out += self.context[i][lo:hi]
             if stage.skip is not None:
                 out += self.nodes[stage.skip][lo:hi]
+            if stage.norm is not None:
+                out = torch.addcmul(stage.norm[1][lo:hi], out, stage.norm[0][lo:hi])
             self.active[i + 1][lo:hi] = p.activation(out)
         self.valid = upto
 
@@ -132,7 +136,8 @@ class UnitCache:
         """Parameters of positions lo .. hi - 1, [n, hi - lo, P]."""
         p, last = self.packed, self.packed.stages[-1]
         rows, cols = slice(lo * p.params, hi * p.params), last.ends[hi - 1]
-        out = torch.addmm(p.head_bias[rows], p.head[rows, :cols], self.active[-1][:cols])
+        source = self.active[-1] if p.head_activated else self.nodes[-1]
+        out = torch.addmm(p.head_bias[rows], p.head[rows, :cols], source[:cols])
         return out.view(hi - lo, p.params, out.shape[1]).permute(2, 0, 1)
 
 
@@ -242,10 +247,10 @@ class BoundMaskedBlock:
         return (*self.net.parameters(), *(() if self.context is None else (self.context,)))
 
     def new_cache(self, n: int) -> UnitCache:
-        first = None
+        context = {}
         if self.context is not None and self.net.context is not None:
-            first = self.net.context(self.context).T.contiguous()
-        return self.net.pack().new_cache(n, first)
+            context[0] = self.net.context(self.context).T.contiguous()
+        return self.net.pack().new_cache(n, context)
 
     def params(self, x: Tensor, lo: int, hi: int, cache: Cache | None = None) -> Tensor:
         if cache is None and torch.is_grad_enabled():

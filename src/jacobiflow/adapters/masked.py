@@ -1,0 +1,235 @@
+"""Masked networks of other libraries, packed for the unit cache of `flows.masked`.
+
+A library names its linear maps and how they are joined; which unit sees which feature is read off the
+masks. That gives the order of the features and the degree of every unit, whatever the library's own
+convention: natural or permuted orders, several features a pass, any acyclic graph.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from jacobiflow.flows.masked import Packed, Stage
+
+SAMPLED = 61  # numbers of a tensor that are looked at to notice writes through `.data`
+_FUNCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
+    f: f
+    for f in (
+        *(torch.relu, torch.tanh, torch.sigmoid, F.relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.leaky_relu),
+        *(F.softplus, F.mish, F.hardtanh, F.relu6, F.softsign, F.tanh, F.sigmoid, F.hardswish, F.logsigmoid),
+    )
+}
+_MODULES = (
+    *(nn.ReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Softplus, nn.Mish, nn.Hardtanh),
+    *(nn.ReLU6, nn.Softsign, nn.Tanh, nn.Sigmoid, nn.Hardswish, nn.LogSigmoid),
+)
+
+
+def elementwise(activation: Any) -> Callable[[Tensor], Tensor] | None:
+    """`activation` if it is known to treat every unit alike and alone, so that units may be reordered."""
+    if type(activation) in _MODULES:
+        # In place it would overwrite the cached unit that it reads.
+        return activation if not getattr(activation, "inplace", False) else type(activation)()
+    try:
+        return _FUNCTIONS.get(activation)
+    except TypeError:
+        return None
+
+
+@dataclass(frozen=True)
+class Link:
+    """A masked linear map: node `source`, activated or not, to a new node, plus node `skip`."""
+
+    linear: nn.Linear  # with a `mask` of the weight's shape
+    source: int
+    activated: bool = True
+    skip: int | None = None
+    context: Callable[[Tensor], Tensor] | None = None  # [n, C] -> [n, out], added
+    before: nn.BatchNorm1d | None = None  # what the source goes through first
+    norm: nn.BatchNorm1d | None = None  # what the new node goes through before its activation
+
+    @property
+    def mask(self) -> Tensor:
+        """[out, in], true where a weight counts."""
+        return self.linear.mask.bool()  # type: ignore[operator, union-attr]
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias, masked, with the normalisation of the source in them."""
+        weight = self.linear.weight * self.mask
+        bias = weight.new_zeros(len(weight)) if self.linear.bias is None else self.linear.bias
+        if self.before is not None:
+            factor, offset = _affine(self.before)
+            weight, bias = weight * factor, bias + weight @ offset
+        return weight, bias
+
+
+@dataclass(frozen=True)
+class Network:
+    """A masked network from features and context to `params` numbers a feature. The last link is the head.
+
+    Node 0 is the input, node i what link i - 1 computes.
+    """
+
+    length: int
+    links: tuple[Link, ...]
+    activation: Callable[[Tensor], Tensor]
+    rows: Tensor  # [length, params], which output belongs to which feature
+    first: int = 0  # where the features begin in the input; the rest of it is context
+
+    @property
+    def columns(self) -> slice:
+        """Where the features stand in the input."""
+        return slice(self.first, self.first + self.length)
+
+    def terms(self, context: Tensor, units: tuple[Tensor, ...]) -> dict[int, Tensor]:
+        """What context [n, C] adds to each link, [out, n], units in packed order."""
+        found = {i: link.context(context) for i, link in enumerate(self.links) if link.context is not None}
+        if self.links[0].linear.in_features > self.length:
+            rest = slice(0, self.first) if self.first else slice(self.length, None)
+            found[0] = F.linear(context, self.links[0].folded()[0][:, rest])
+        return {i: term.T[units[i + 1]] for i, term in found.items()}
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the masks say: the order of features, and of the units of each node by degree."""
+
+    order: Tensor  # [length], the feature at each position
+    units: tuple[Tensor, ...]
+    ends: tuple[tuple[int, ...], ...]  # ends[i][d]: units of node i of degree <= d
+
+
+def structure(net: Network) -> Structure | None:
+    """None if the masks do not make every feature a function of features before it."""
+    masks = [link.mask.cpu() for link in net.links]
+    masks[0] = masks[0][:, net.columns]
+    order = _order(net, masks)
+    if order is None:
+        return None
+    position = torch.argsort(order)
+    degrees = _degrees(net, masks, position + 1)
+    seen = torch.where(masks[-1], degrees[-1], 0).amax(1)[net.rows.cpu()]
+    if bool((seen > position[:, None]).any()):
+        return None
+    units = (order, *(torch.argsort(d, stable=True) for d in degrees[1:]))
+    ends = []
+    for degree, index in zip(degrees, units, strict=True):
+        ranked = degree[index].tolist()
+        ends.append(tuple(bisect_right(ranked, d) for d in range(net.length + 1)))
+    return Structure(order, units, tuple(ends))
+
+
+def _order(net: Network, masks: list[Tensor]) -> Tensor | None:
+    """Features in an order in which each sees earlier ones only; the natural one where that will do."""
+    sees = [torch.eye(net.length, dtype=torch.bool)]
+    for link, mask in zip(net.links, masks, strict=True):
+        seen = (mask.float() @ sees[link.source].float()) > 0
+        sees.append(seen if link.skip is None else seen | sees[link.skip])
+    depends = sees[-1][net.rows.cpu()].any(1)  # [feature, feature]
+    level = torch.zeros(net.length, dtype=torch.long)
+    for candidate in (torch.arange(net.length), torch.argsort(depends.sum(1), stable=True)):
+        if not bool(depends[candidate][:, candidate].triu().any()):
+            return candidate
+    for _ in range(net.length):  # the longest path to each feature
+        new = torch.where(depends, level + 1, 0).amax(1)
+        if bool((new == level).all()):
+            return torch.argsort(level, stable=True)
+        level = new
+    return None
+
+
+def _degrees(net: Network, masks: list[Tensor], features: Tensor) -> list[Tensor]:
+    """Degrees of the units of each node but the head; all nodes of a residual stream have the same."""
+    degrees = [features]
+    while True:
+        raised = False
+        for i, (link, mask) in enumerate(zip(net.links[:-1], masks[:-1], strict=True)):
+            degree = torch.where(mask, degrees[link.source], 0).amax(1)
+            if link.skip is not None:
+                degree = torch.maximum(degree, degrees[link.skip])
+                raised |= bool((degree > degrees[link.skip]).any())
+                degrees[link.skip] = degree
+            if i + 1 < len(degrees):
+                degree = torch.maximum(degree, degrees[i + 1])
+            degrees[i + 1 :] = [degree, *degrees[i + 2 :]]
+        if not raised:
+            return degrees
+
+
+def pack(net: Network, found: Structure) -> Packed:
+    """The network as the unit cache takes it."""
+    stages = []
+    units = [index.to(net.links[0].linear.weight.device) for index in found.units]
+    with torch.no_grad():
+        for i, link in enumerate(net.links[:-1]):
+            weight, bias = link.folded()
+            weight = weight[:, net.columns] if i == 0 else weight
+            norm = None
+            if link.norm is not None:
+                factor, offset = (v[units[i + 1], None] for v in _affine(link.norm))
+                norm = factor, offset
+            stages.append(
+                Stage(
+                    weight=weight[units[i + 1]][:, units[link.source]],
+                    bias=bias[units[i + 1], None],
+                    source=link.source,
+                    activated=link.activated,
+                    skip=link.skip,
+                    ends=found.ends[i + 1],
+                    norm=norm,
+                )
+            )
+        weight, bias = net.links[-1].folded()
+        rows = net.rows.to(weight.device)[units[0]].flatten()
+        head = weight[rows][:, units[net.links[-1].source]]
+    return Packed(
+        net.length, tuple(stages), head, bias[rows, None], net.activation, net.links[-1].activated
+    )
+
+
+def with_context(packed: Packed, terms: dict[int, Tensor]) -> Packed:
+    """The network with a context that all rows share: it is part of the biases."""
+    stages = list(packed.stages)
+    for i, term in terms.items():
+        stages[i] = replace(stages[i], bias=stages[i].bias + term)
+    return replace(packed, stages=tuple(stages))
+
+
+def _affine(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
+    """Batch norm in eval mode is factor * x + offset."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    factor = (norm.running_var + norm.eps).rsqrt()
+    if norm.weight is not None:
+        factor = factor * norm.weight
+    offset = -norm.running_mean * factor
+    return factor, offset if norm.bias is None else offset + norm.bias
+
+
+class Watch:
+    """Notices that tensors were replaced, moved, cast or written to, through `.data` too."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        found = list(tensors)
+        self.keys = [_key(t) for t in found]
+        self.views = [t.detach().reshape(-1)[:: max(1, t.numel() // SAMPLED)] for t in found if t.numel()]
+        self.seen = self._sample()
+
+    def same(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether these are the tensors of then, with what they held then."""
+        return [_key(t) for t in tensors] == self.keys and torch.equal(self._sample(), self.seen)
+
+    def _sample(self) -> Tensor:
+        if not self.views:
+            return torch.empty(0)
+        return torch.cat([v.to(self.views[0].dtype) for v in self.views])
+
+
+def _key(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
