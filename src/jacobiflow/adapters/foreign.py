@@ -59,6 +59,7 @@ class Foreign:
     theta: Callable[[Tensor, Tensor | None], Tensor]  # x [n, T], context [n, C] -> [n, T, P]
     bijector: Bijector
     network: Network | None = None  # the conditioner again, if it is a masked network
+    indexed: bool = False  # whether the bijector takes the feature as a last parameter
     resolution: float = 0.0  # of the elementwise inverse, if that is itself an approximation
 
     @property
@@ -116,6 +117,13 @@ class ForeignBlock:
         return self.packed.new_cache(n, terms)
 
     def params(self, x: Tensor, lo: int, hi: int, cache: Cache | None = None) -> Tensor:
+        theta = self._params(x, lo, hi, cache)
+        if not self.about.indexed:
+            return theta
+        feature = torch.arange(lo, hi, device=x.device) if self.order is None else self.order[lo:hi]
+        return torch.cat((theta, feature.to(theta)[None, :, None].expand(len(x), -1, 1)), -1)
+
+    def _params(self, x: Tensor, lo: int, hi: int, cache: Cache | None) -> Tensor:
         if isinstance(cache, UnitCache):
             if cache.valid < hi - 1 or not cache.valid:
                 cache.update(x, hi - 1)
@@ -161,7 +169,10 @@ class Solver:
         """The block for these rows of context."""
         self._refresh()
         about, found, packed = self.about, self.structure, self.packed
-        tied = context is not None and (len(context) == 1 or bool((context == context[:1]).all()))
+        tied = context is not None and (
+            len(context) == 1
+            or (not context.requires_grad and bool((context == context[:1]).all()))
+        )
         if context is not None and tied:
             context = context[:1]
         units: tuple[Tensor, ...] = ()
@@ -265,13 +276,17 @@ class Patch:
         if self.before is not None:
             setattr(self.owner, self.method, self.before)
 
-    def ready(self, z: Tensor) -> Solver | None:
-        """The solver if sweeps are right and worth while for z [n, T]; else the original must run."""
+    def shared(self) -> Solver:
+        """The solver of this owner."""
         if self.solver is None:
             about = self.describe()
             assert about is not None
             self.solver = Solver(about)
-        about = self.solver.about
+        return self.solver
+
+    def ready(self, z: Tensor) -> Solver | None:
+        """The solver if sweeps are right and worth while for z [n, T]; else the original must run."""
+        about = self.shared().about
         if z.ndim != 2 or z.shape[1] != about.length or not pays(about, len(z)) or not about.at_rest:
             return None
         return self.solver
