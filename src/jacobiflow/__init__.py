@@ -6,6 +6,7 @@
 torch.Size([3, 4])
 """
 
+from jacobiflow.adapters.accelerate import AccelerationError, accelerate, accelerated, restore
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
 from jacobiflow.core.decode import decode, jacobi, sequential, windowed
 from jacobiflow.core.plan import Plan, PlanError
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MAF",
+    "AccelerationError",
     "Block",
     "BlockStats",
     "Cache",
@@ -50,10 +52,13 @@ __all__ = [
     "Status",
     "TarFlow",
     "TarFlowConfig",
+    "accelerate",
+    "accelerated",
     "decode",
     "import_tarflow",
     "jacobi",
     "load",
+    "restore",
     "sequential",
     "windowed",
 ]

@@ -29,8 +29,9 @@ GRADIENT_TOL = 0.01  # of tol: an error of the sample is an error of its gradien
 class ForeignMap:
     """Another library's elementwise function of z or x [n, w] and theta [n, w, P]."""
 
-    params: int
     function: Callable[..., tuple[Tensor, Tensor]]  # with `inverse`; value and log-derivative
+    indexed: bool = False  # whether it takes the feature as a last parameter
+    params: int = 0
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         z, slope = self.function(x[..., 0], theta, inverse=False)
@@ -39,6 +40,15 @@ class ForeignMap:
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         x, slope = self.function(z[..., 0], theta, inverse=True)
         return x.unsqueeze(-1), slope.unsqueeze(-1)
+
+
+def cut(function: Callable[..., Any], *ends: int, **options: Any) -> Callable[..., Any]:
+    """`function` of a value and several parameters, which come in one tensor, cut at `ends`."""
+
+    def whole(z: Tensor, theta: Tensor, inverse: bool) -> Any:
+        return function(z, *theta.tensor_split(ends, -1), inverse=inverse, **options)
+
+    return whole
 
 
 class SoftplusSpline(Spline):
@@ -58,7 +68,7 @@ class Foreign:
     conditioner: nn.Module
     theta: Callable[[Tensor, Tensor | None], Tensor]  # x [n, T], context [n, C] -> [n, T, P]
     bijector: Bijector
-    network: Network | None = None  # the conditioner again, if it is a masked network
+    network: Network  # the wiring of the conditioner
     indexed: bool = False  # whether the bijector takes the feature as a last parameter
     resolution: float = 0.0  # of the elementwise inverse, if that is itself an approximation
 
@@ -109,7 +119,7 @@ class ForeignBlock:
         return (*self.about.module.parameters(), *(() if self.context is None else (self.context,)))
 
     def new_cache(self, n: int) -> Cache:
-        if self.packed is None or self.about.network is None:
+        if self.packed is None:
             return _Blank()
         terms = {}
         if self.context is not None and not self.tied:
@@ -161,50 +171,48 @@ class Solver:
     def __init__(self, about: Foreign) -> None:
         self.about = about
         self.structure: Structure | None = None
+        self.units: tuple[Tensor, ...] = ()
+        self.order: Tensor | None = None
         self.packed: Packed | None = None
         self.masks: Watch | None = None
         self.weights: Watch | None = None
 
-    def bind(self, context: Tensor | None) -> ForeignBlock:
-        """The block for these rows of context."""
+    def bind(self, context: Tensor | None) -> ForeignBlock | None:
+        """The block for these rows of context; None if the masks are not those of an autoregressive map."""
         self._refresh()
-        about, found, packed = self.about, self.structure, self.packed
+        if self.structure is None:
+            return None
+        packed, units, net = self.packed, self.units, self.about.network
         tied = context is not None and (
-            len(context) == 1
-            or (not context.requires_grad and bool((context == context[:1]).all()))
+            len(context) == 1 or (not context.requires_grad and bool((context == context[:1]).all()))
         )
         if context is not None and tied:
             context = context[:1]
-        units: tuple[Tensor, ...] = ()
-        order = None
-        if found is not None:
-            natural = bool((found.order == torch.arange(about.length)).all())
-            device = next(about.module.parameters()).device
-            units = tuple(u.to(device) for u in found.units)
-            order = None if natural else units[0]
-            if packed is not None and context is not None and tied and about.network is not None:
+            if packed is not None:
                 with torch.no_grad():
-                    packed = with_context(packed, about.network.terms(context, units))
-        return ForeignBlock(about, order, packed, units, context, tied)
+                    packed = with_context(packed, net.terms(context, units))
+        return ForeignBlock(self.about, self.order, packed, units, context, tied)
 
     def _refresh(self) -> None:
-        net = self.about.network
-        if net is None:
-            return
+        net, conditioner = self.about.network, self.about.conditioner
         masks = [link.linear.mask for link in net.links]
         if self.masks is None or not self.masks.same(masks):  # type: ignore[arg-type]
             self.masks, self.weights = Watch(masks), None  # type: ignore[arg-type]
             self.structure = structure(net)
         if self.structure is None:
             return
-        conditioner = self.about.conditioner
         tensors = [*conditioner.parameters(), *(b for b in conditioner.buffers() if b.is_floating_point())]
         if self.weights is None or not self.weights.same(tensors):
-            self.weights, self.packed = Watch(tensors), pack(net, self.structure)
+            self.weights = Watch(tensors)
+            self.units = tuple(u.to(tensors[0].device) for u in self.structure.units)
+            natural = bool((self.structure.order == torch.arange(self.about.length)).all())
+            self.order = None if natural else self.units[0]
+            self.packed = None if net.activation is None else pack(net, self.structure)
 
     def solve(self, z: Tensor, context: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
         """x [n, T] with z [n, T] = f(x), and log |dx/dz| [n]."""
         block = self.bind(context)
+        assert block is not None
         seq = (z if block.order is None else z[:, block.order]).unsqueeze(-1)
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.tensors()))
         tol = tolerance(tol, z.dtype, wanted, self.about.resolution)

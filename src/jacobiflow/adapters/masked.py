@@ -79,7 +79,7 @@ class Network:
 
     length: int
     links: tuple[Link, ...]
-    activation: Callable[[Tensor], Tensor]
+    activation: Callable[[Tensor], Tensor] | None  # None: not for the cache; the order is still right
     rows: Tensor  # [length, params], which output belongs to which feature
     first: int = 0  # where the features begin in the input; the rest of it is context
 
@@ -165,6 +165,7 @@ def _degrees(net: Network, masks: list[Tensor], features: Tensor) -> list[Tensor
 
 def pack(net: Network, found: Structure) -> Packed:
     """The network as the unit cache takes it."""
+    assert net.activation is not None
     stages = []
     units = [index.to(net.links[0].linear.weight.device) for index in found.units]
     with torch.no_grad():

@@ -79,7 +79,7 @@ def describe(lazy: Any) -> Foreign | None:
     """None where the univariate map is a network that cannot be cut into features."""
     length = lazy.hyper.out_features // lazy.total
     bijector = _bijector(lazy, length)
-    if bijector is None:
+    if bijector is None or type(lazy.hyper) is not MaskedMLP:
         return None
     return Foreign(
         length=length,
@@ -196,10 +196,8 @@ def _sliced(module: nn.Module, features: Tensor) -> nn.Module:
     return cut
 
 
-def _network(hyper: nn.Module, length: int) -> Network | None:
+def _network(hyper: Any, length: int) -> Network:
     """The wiring of a MaskedMLP: linear maps with activations between, or residual blocks."""
-    if type(hyper) is not MaskedMLP:
-        return None
     links: list[Link] = []
     kinds: dict[str, nn.Module] = {}
     active = False
@@ -216,7 +214,7 @@ def _network(hyper: nn.Module, length: int) -> Network | None:
             kinds[repr(layer)] = layer
             active = True
     activation = elementwise(next(iter(kinds.values()), None)) if len(kinds) == 1 else None
-    if activation is None or len(links) < 2:
-        return None
+    if len(links) < 2:
+        activation = None
     rows = torch.arange(links[-1].linear.out_features).view(length, -1)
     return Network(length, tuple(links), activation, rows)

@@ -1,0 +1,160 @@
+"""Pyro: affine and spline autoregressive transforms, conditional ones too."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pyro.distributions import transforms
+from pyro.distributions.transforms.spline import _monotonic_rational_spline
+from pyro.nn import AutoRegressiveNN, ConditionalAutoRegressiveNN
+from torch import Tensor
+
+from jacobiflow.adapters.foreign import Foreign, ForeignMap, Patch
+from jacobiflow.adapters.masked import Link, Network, elementwise
+from jacobiflow.core.bijectors import Bijector
+
+
+class Inverse(Patch):
+    """`transform._inverse(y)`; the log-determinant that the transform keeps is that of what is returned."""
+
+    method = "_inverse"
+    owners = (transforms.AffineAutoregressive, transforms.SplineAutoregressive)
+
+    def describe(self) -> Foreign | None:
+        net, _ = _bound(self.owner.arn)
+        plain = next(kind for kind in self.owners if isinstance(self.owner, kind))
+        changed = any(getattr(type(self.owner), m) is not getattr(plain, m) for m in ("_call", "_inverse"))
+        if changed or type(net) not in (AutoRegressiveNN, ConditionalAutoRegressiveNN):
+            return None
+        return describe(self.owner, net)
+
+    def __call__(self, y: Tensor) -> Tensor:
+        _, context = _bound(self.owner.arn)
+        flat = y.reshape(-1, y.shape[-1])
+        solver = self.ready(flat)
+        if solver is None:
+            return self.original()(y)  # type: ignore[no-any-return]
+        if context is not None:
+            rows = context.reshape(-1, context.shape[-1])
+            if len(rows) > 1:
+                rows = context.expand(*y.shape[:-1], -1).reshape(-1, context.shape[-1])
+            context = rows
+        x = solver.solve(flat, context, self.tol)[0].view(y.shape)
+        self.owner._call(x)
+        return x
+
+
+class Condition(Patch):
+    """`transform.condition(context)`, which makes a transform: that is accelerated on its way out."""
+
+    method = "condition"
+    owners = (transforms.ConditionalAffineAutoregressive, transforms.ConditionalSplineAutoregressive)
+
+    def describe(self) -> Foreign | None:
+        plain = next(kind for kind in self.owners if isinstance(self.owner, kind))
+        if type(self.owner).condition is not plain.condition:
+            return None
+        return Inverse(self.original()(torch.zeros(self.owner.nn.context_dim)), 0.0).describe()
+
+    def __call__(self, context: Tensor) -> Any:
+        transform = self.original()(context)
+        patch = Inverse(transform, self.tol)
+        patch.solver = self.shared()
+        patch.install()
+        return transform
+
+
+PATCHES = (Inverse, Condition)
+
+
+def _bound(arn: Any) -> tuple[Any, Tensor | None]:
+    """A network, and the context that is bound to it."""
+    if isinstance(arn, functools.partial):
+        return arn.func, arn.keywords["context"]
+    return arn, None
+
+
+def describe(owner: Any, net: Any) -> Foreign:
+    """`net` gives parameters [n, P, features]; ours are [n, features, P]."""
+
+    def theta(x: Tensor, context: Tensor | None) -> Tensor:
+        raw = net(x) if context is None else net(x, context)
+        parts = [p.unsqueeze(-2) if p.ndim == x.ndim else p for p in raw]
+        return torch.cat(parts, -2).transpose(-1, -2)
+
+    bijector: Bijector
+    if isinstance(owner, transforms.SplineAutoregressive):
+        bijector = ForeignMap(functools.partial(_spline, owner.spline))
+    elif owner.stable:
+        bijector = StableAffine(owner.sigmoid_bias)
+    else:
+        bijector = ClampedAffine(owner.log_scale_min_clip, owner.log_scale_max_clip)
+    return Foreign(
+        length=net.input_dim,
+        passes=net.input_dim,
+        module=net,
+        conditioner=net,
+        theta=theta,
+        bijector=bijector,
+        network=_network(net),
+    )
+
+
+@dataclass(frozen=True)
+class ClampedAffine:
+    """z = exp(a) x + b, theta = (b, a), a clamped in value but not in gradient."""
+
+    low: float
+    high: float
+    params: int = 2
+
+    def _split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        b, a = theta.chunk(2, dim=-1)
+        return b, a + (a.clamp(self.low, self.high) - a).detach()
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        b, a = self._split(theta)
+        return torch.addcmul(b, x, a.exp()), a
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        b, a = self._split(theta)
+        return (z - b) * torch.exp(-a), -a
+
+
+@dataclass(frozen=True)
+class StableAffine:
+    """z = s x + (1 - s) b, s = sigmoid(u + bias), theta = (b, u)."""
+
+    bias: float
+    params: int = 2
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        b, u = theta.chunk(2, dim=-1)
+        return torch.lerp(b, x, torch.sigmoid(u + self.bias)), F.logsigmoid(u + self.bias)
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        b, u = theta.chunk(2, dim=-1)
+        stretch = 1 + torch.exp(-u - self.bias)
+        return stretch * z + (1 - stretch) * b, stretch.log()
+
+
+def _spline(about: Any, z: Tensor, theta: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+    """Pyro's rational spline, linear or quadratic, of unconstrained parameters."""
+    k = about.count_bins
+    w, h, d, *rest = theta.split((k, k, k - 1, *((k,) if about.order == "linear" else ())), -1)
+    lambdas = torch.sigmoid(rest[0]) if rest else None
+    parts = (w.softmax(-1), h.softmax(-1), F.softplus(d), lambdas)
+    return _monotonic_rational_spline(z, *parts, inverse=inverse, bound=about.bound)  # type: ignore[no-any-return]
+
+
+def _network(net: Any) -> Network:
+    """Linear maps with activations between. A skip from input to output is not in the wiring of the cache,
+    but takes nothing from its order."""
+    links = [Link(layer, i, i > 0) for i, layer in enumerate(net.layers)]
+    rows = torch.arange(links[-1].linear.out_features).view(-1, net.input_dim).T
+    activation = elementwise(net.f) if net.skip_layer is None else None
+    return Network(net.input_dim, tuple(links), activation, rows, first=net.context_dim)

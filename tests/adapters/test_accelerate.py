@@ -1,0 +1,105 @@
+"""Accelerated transforms against the originals: values, log-determinants, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jacobiflow as jf
+from adapters.foreign_flows import CASES, D, Case, context_rows
+from jacobiflow.adapters import foreign
+
+TABLE = [(name, context) for name, case in CASES.items() for context in (0, 3) if case.conditional or not context]
+DTYPES = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+@pytest.fixture(autouse=True)
+def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sweeps even where they do not pay; how many rows each call of the decoder had."""
+    calls: list[int] = []
+    decode = foreign.decode
+
+    def counted(block: Any, z: Tensor, *args: Any, **options: Any) -> Any:
+        calls.append(len(z))
+        return decode(block, z, *args, **options)
+
+    monkeypatch.setattr(foreign, "decode", counted)
+    monkeypatch.setattr(foreign, "pays", lambda about, n: n > 0)
+    return calls
+
+
+def close(a: Tensor, b: Tensor, tol: float) -> bool:
+    return bool(((a - b).abs() <= tol * b.abs().clamp_min(1)).all())
+
+
+def tolerance(case: Case, model: nn.Module, z: Tensor, c: Tensor | None) -> float:
+    """What can be asked: no more than the original's inverse undoes its own forward map."""
+    tol = DTYPES[z.dtype]
+    if case.bisection or (case.rough and z.dtype == torch.float32):
+        x, log_det = case.run(model, z, c)
+        again, log_det_again = case.run(model, case.forward(model, x, c), c)
+        tol = max(1e-5, 3 * float((again - x).abs().max()), 3 * float((log_det_again - log_det).abs().max()))
+    return tol
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "context"), TABLE)
+def test_values_and_log_determinants(name: str, context: int, dtype: torch.dtype, sweeps: list[int]) -> None:
+    case = CASES[name]
+    model = case.model(context, dtype)
+    for n in (9, 1):
+        z, c = case.noise(n, dtype=dtype), context_rows(n, dtype) if context else None
+        with torch.no_grad():
+            x, log_det = case.run(model, z, c)
+            before = z.clone()
+            with jf.accelerated(model):
+                y, found = case.run(model, z, c)
+            if n > 1:
+                tol = tolerance(case, model, z, c)
+        assert close(y, x, tol)
+        assert close(found, log_det, tol)
+        assert torch.equal(z, before)
+        assert y.dtype == dtype
+        assert y.shape == x.shape
+        assert found.shape == log_det.shape
+    assert len(sweeps) == (4 if name.startswith("zuko") else 2)
+    assert not torch.equal(x, z)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n.startswith(("zuko", "pyro"))])
+def test_sample_shapes_of_several_dimensions(name: str) -> None:
+    case, dtype = CASES[name], torch.float64
+    model = case.model(3, dtype)
+    z, c = case.noise(2, 3, 4, dtype=dtype), context_rows(4, dtype)
+    with torch.no_grad():
+        x, log_det = case.run(model, z, c)
+        y, found = case.run(jf.accelerate(model), z, c)
+        tol = tolerance(case, model, z, c)
+        assert close(y, x, tol)
+        assert close(found, log_det, tol)
+        one = case.run(model, z[0, 0, 0], c[0])[0]  # a single sample without a batch
+        assert close(one, x[0, 0, 0], tol)
+
+
+def loss(x: Tensor, log_det: Tensor) -> Tensor:
+    weight = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype)
+    return (weight * x).sum() + x.square().mean() + (log_det * torch.arange(1, len(x) + 1)).sum()
+
+
+@pytest.mark.parametrize(("name", "context"), [(n, c) for n, c in TABLE if CASES[n].unrolled])
+def test_gradients_are_those_of_backpropagation(name: str, context: int) -> None:
+    case, n = CASES[name], 4
+    model = case.model(context, torch.float64)
+    z = case.noise(n, dtype=torch.float64).requires_grad_()
+    c = context_rows(n, torch.float64).requires_grad_() if context else None
+    inputs = [z, *(() if c is None else (c,)), *model.parameters()]
+    expected = torch.autograd.grad(loss(*case.run(model, z, c)), inputs, allow_unused=True)
+    found = torch.autograd.grad(loss(*case.run(jf.accelerate(model), z, c)), inputs, allow_unused=True)
+    assert sum(g is not None and bool(g.abs().max() > 0) for g in expected) >= 4
+    for a, b in zip(found, expected, strict=True):
+        a, b = (torch.zeros(()) if g is None else g for g in (a, b))
+        assert (a - b).abs().max() <= 1e-6 * max(1.0, b.abs().max().item())
