@@ -19,7 +19,7 @@ CASES = {
 
 @pytest.fixture(params=CASES)
 def one(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Subject:
-    monkeypatch.setattr("jacobiflow.flows.tarflow.library", lambda: None)  # torch's operations are counted
+    monkeypatch.setattr("jacobiflow.core.native.library", lambda: None)  # torch's operations are counted
     made = CASES[request.param]()
     made.flow.requires_grad_(False)
     return made

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 import jacobiflow as jf
+from jacobiflow.core import native
 from jacobiflow.core.types import Block
-from jacobiflow.flows import native, tarflow
-from jacobiflow.flows.native import NativeCache
+from jacobiflow.flows import tarflow
+from jacobiflow.flows.native_transformer import NativeCache
 from subjects import tarflow as perturbed
 
 SHAPES = {
@@ -49,7 +50,7 @@ def inputs(flow: jf.TarFlow, n: int) -> Tensor:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("n", [1, 2, 3, 11])
 def test_parameters_are_torchs(shape: str, threads: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr("jacobiflow.flows.native_transformer.threads", lambda: threads)
     flow = made(shape)
     ours, exact = pair(flow, torch.arange(n) % 5 - 1, 1.3)
     x, end = inputs(flow, n), ours.length
@@ -137,7 +138,7 @@ def test_whole_decodings_are_torchs(
     for cache in (True, False):
         ours = flow.decode(z, plan, cache=cache, check=True, **options)
         with monkeypatch.context() as patch:
-            patch.setattr(tarflow, "library", lambda: None)
+            patch.setattr(native, "library", lambda: None)
             theirs = flow.decode(z, plan, cache=cache, **options)
         torch.testing.assert_close(ours.x, theirs.x, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(ours.log_det, theirs.log_det, atol=1e-3, rtol=1e-4)
@@ -217,4 +218,4 @@ def test_no_folder_to_keep_it_in(fresh: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TMPDIR", str(fresh))
     monkeypatch.setattr("tempfile.tempdir", None)
     assert native.library() is not None
-    assert list(fresh.glob("jacobiflow-*/transformer-*.so"))
+    assert list(fresh.glob("jacobiflow-*/kernels-*.so"))

@@ -20,7 +20,8 @@ from jacobiflow.core.bijectors import Bijector, Spline
 from jacobiflow.core.decode import ROUNDING, decode
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.types import Cache, Method, Status
-from jacobiflow.flows.masked import Packed, UnitCache
+from jacobiflow.flows.masked import Packed
+from jacobiflow.flows.units import Units
 
 GRADIENT_TOL = 0.01  # of tol: an error of the sample is an error of its gradient
 
@@ -134,10 +135,8 @@ class ForeignBlock:
         return torch.cat((theta, feature.to(theta)[None, :, None].expand(len(x), -1, 1)), -1)
 
     def _params(self, x: Tensor, lo: int, hi: int, cache: Cache | None) -> Tensor:
-        if isinstance(cache, UnitCache):
-            if cache.valid < hi - 1 or not cache.valid:
-                cache.update(x, hi - 1)
-            return cache.theta(lo, hi)
+        if isinstance(cache, Units):
+            return cache.params(x, lo, hi)
         if cache is not None:
             cache.valid = hi - 1
         if torch.is_grad_enabled():

@@ -190,9 +190,7 @@ def pack(net: Network, found: Structure) -> Packed:
         weight, bias = net.links[-1].folded()
         rows = net.rows.to(weight.device)[units[0]].flatten()
         head = weight[rows][:, units[net.links[-1].source]]
-    return Packed(
-        net.length, tuple(stages), head, bias[rows, None], net.activation, net.links[-1].activated
-    )
+    return Packed(net.length, tuple(stages), head, bias[rows, None], net.activation, net.links[-1].activated)
 
 
 def with_context(packed: Packed, terms: dict[int, Tensor]) -> Packed:

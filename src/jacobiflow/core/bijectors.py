@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jacobiflow.core.native import affine_inverse
+
 
 class Bijector(Protocol):
     """An elementwise map and how many parameters it takes for each number."""
@@ -46,6 +48,9 @@ class ExpAffine:
         return (x - b) * torch.exp(-a), -a
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        found = affine_inverse("exp", 0.0, z, theta)
+        if found is not None:
+            return found
         a, b = theta.chunk(2, dim=-1)
         return torch.addcmul(b, z, torch.exp(a)), a
 
@@ -84,6 +89,9 @@ class ScaleAffine:
         return torch.addcmul(b, x, s), s.log()
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        found = affine_inverse(self.scale, self.eps, z, theta)
+        if found is not None:
+            return found
         u, b = theta.chunk(2, dim=-1)
         s = self.scale_of(u)
         return (z - b) / s, -s.log()

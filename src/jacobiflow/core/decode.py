@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from jacobiflow.core import native
 from jacobiflow.core.types import (
     ON_FAILURE,
     STATUSES,
@@ -80,7 +81,7 @@ def decode(
     if z.ndim != 3 or z.shape[1] != block.length:
         raise ValueError(f"z must be [N, {block.length}, D], not {list(z.shape)}")
     began = time.perf_counter()
-    with torch.inference_mode():
+    with torch.inference_mode(), native.alone(z):
         parts = _parts(block, z.detach())
         runs = [_Run(part, rows, method, on_failure, cache, relative) for part, rows in parts]
         for run in runs:
@@ -172,7 +173,7 @@ class _Rows:
         """New values [n, hi - lo, D] and slopes [n, hi - lo] of positions lo .. hi - 1."""
         theta = self.block.params(self.x, lo, hi, self.cache)
         x, slope = self.block.inverse(self.z[:, lo:hi], theta)
-        return x, slope.sum(-1)
+        return x, _total(slope)
 
     def settle(self, valid: int) -> None:
         """The first `valid` positions will not change; the cache beyond them is stale."""
@@ -232,7 +233,7 @@ class _Run:
                 theta = rows.block.params(rows.x, t, t + 1, rows.cache)
                 rows.x[:, t : t + 1], slope = rows.block.inverse(rows.z[:, t : t + 1], theta)
                 slopes.append(slope)
-            rows.slope[:, begin:end] = torch.cat(slopes, 1).sum(-1)
+            rows.slope[:, begin:end] = _total(torch.cat(slopes, 1))
             self.sweeps[rows.places] += end - max(begin, 1)
             self.evaluated[rows.places] += cost
             finite = rows.x[:, begin:end].isfinite().flatten(1).all(1).cpu()
@@ -377,16 +378,21 @@ def _compare(new: Tensor, old: Tensor, slope: Tensor | None) -> tuple[Tensor, Te
     """For each row, on the CPU (the one host synchronisation of a sweep): the largest change,
     how many leading positions stood still to rounding, whether the first position is finite.
     With slopes log |dx/dz|, changes are measured in units of max(|x|, |dx/dz|)."""
-    change = (new - old).abs()
     rounding = ROUNDING * torch.finfo(new.dtype).eps
+    found = native.compare(new, old, slope, rounding)
+    if found is not None:
+        return found
+    change = (new - old).abs()
     size = new.abs()
-    if slope is None:
-        size = size.clamp_min_(1)
-    else:
-        size = torch.maximum(size, slope.exp().unsqueeze(-1))
+    size = size.clamp_min_(1) if slope is None else torch.maximum(size, slope.exp().unsqueeze(-1))
     still = (change <= rounding * size).all(2).cumprod(1).sum(1)
     head = new[:, 0].isfinite().all(1)
     if slope is not None:
         change = change / size
     report = torch.stack((change.amax((1, 2)).double(), still.double(), head.double())).cpu()
     return report[0], report[1].long(), report[2].bool()
+
+
+def _total(slope: Tensor) -> Tensor:
+    """Over the numbers of a position."""
+    return slope[..., 0] if slope.shape[-1] == 1 else slope.sum(-1)

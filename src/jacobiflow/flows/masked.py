@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -19,7 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector
+from jacobiflow.core.native import usable
 from jacobiflow.core.types import Cache
+from jacobiflow.flows.native_masked import NativeMasked, kind
+from jacobiflow.flows.units import Units
 from jacobiflow.flows.weights import Watch
 
 Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
@@ -81,8 +85,17 @@ class Packed:
         """P, numbers a position."""
         return len(self.head) // self.length
 
-    def new_cache(self, n: int, context: Mapping[int, Tensor]) -> UnitCache:
-        """Room for the units of n rows; context[i] [units, n] is added to what stage i computes."""
+    @cached_property
+    def native(self) -> NativeMasked | None:
+        """The network for the compiled function, if that knows all its parts."""
+        lib, known = usable(self.head), kind(self.activation)
+        odd = any(stage.skip == 0 for stage in self.stages) or not self.stages
+        return None if lib is None or known is None or odd else NativeMasked(lib, self, known)
+
+    def new_cache(self, n: int, context: Mapping[int, Tensor]) -> Units:
+        """Room for the units of n rows; context[i] [units, n or 1] is added to what stage i computes."""
+        if usable(self.head) is not None and self.native is not None:
+            return self.native.new_cache(n, context)
         sizes = [self.length, *(len(s.weight) for s in self.stages)]
         nodes = [self.head.new_empty(size, n) for size in sizes]
         active = [node if i == 0 else torch.empty_like(node) for i, node in enumerate(nodes)]
@@ -90,8 +103,8 @@ class Packed:
 
 
 @dataclass
-class UnitCache:
-    """Hidden units of the positions seen so far, before and after activation."""
+class UnitCache(Units):
+    """Hidden units [units, n] before and after activation."""
 
     packed: Packed
     nodes: list[Tensor]
@@ -100,15 +113,21 @@ class UnitCache:
     valid: int = 0
 
     def select(self, rows: Tensor) -> UnitCache:
-        context = {i: term[:, rows] for i, term in self.context.items()}
-        fresh = self.packed.new_cache(len(rows), context)
-        fresh.valid = self.valid
+        context = {i: t if t.shape[1] == 1 else t[:, rows] for i, t in self.context.items()}
+        nodes = [t.new_empty(len(t), len(rows)) for t in self.nodes]
+        active = [node if i == 0 else torch.empty_like(node) for i, node in enumerate(nodes)]
+        fresh = UnitCache(self.packed, nodes, active, context, self.valid)
         ends = [self.valid, *(s.ends[self.valid] for s in self.packed.stages)]
         for new, old, end in zip(fresh.nodes, self.nodes, ends, strict=True):
             new[:end] = old[:end, rows]
         for new, old, end in zip(fresh.active[1:], self.active[1:], ends[1:], strict=True):
             new[:end] = old[:end, rows]
         return fresh
+
+    def params(self, x: Tensor, lo: int, hi: int) -> Tensor:
+        if self.valid < hi - 1 or not self.valid:
+            self.update(x, hi - 1)
+        return self.theta(lo, hi)
 
     def update(self, x: Tensor, upto: int) -> None:
         """Evaluate every unit that sees a position of valid .. upto - 1 and none beyond."""
@@ -246,7 +265,7 @@ class BoundMaskedBlock:
     def tensors(self) -> tuple[Tensor, ...]:
         return (*self.net.parameters(), *(() if self.context is None else (self.context,)))
 
-    def new_cache(self, n: int) -> UnitCache:
+    def new_cache(self, n: int) -> Units:
         context = {}
         if self.context is not None and self.net.context is not None:
             context[0] = self.net.context(self.context).T.contiguous()
@@ -255,10 +274,8 @@ class BoundMaskedBlock:
     def params(self, x: Tensor, lo: int, hi: int, cache: Cache | None = None) -> Tensor:
         if cache is None and torch.is_grad_enabled():
             return self.net(x[..., 0], self.context)[:, lo:hi]  # type: ignore[no-any-return]
-        units = cache if isinstance(cache, UnitCache) else self.new_cache(len(x))
-        if units.valid < hi - 1 or not units.valid:
-            units.update(x, hi - 1)
-        return units.theta(lo, hi)
+        units = cache if isinstance(cache, Units) else self.new_cache(len(x))
+        return units.params(x, lo, hi)
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return self.bijector.forward(x, theta)

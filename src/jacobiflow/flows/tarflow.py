@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
+from jacobiflow.core.native import usable
 from jacobiflow.core.types import Block, Cache
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, GuidedBlock
-from jacobiflow.flows.native import NativeCache, NativeNet, library
+from jacobiflow.flows.native_transformer import NativeCache, NativeNet
 from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, KVCache
 from jacobiflow.flows.weights import Watch, linear_shapes
 
@@ -125,10 +126,7 @@ class PatchBlock(nn.Module):
 
     def native(self) -> NativeNet | None:
         """The weights for the compiled functions, where these apply; packed again when one has changed."""
-        like = self.pos_embed
-        if torch.is_grad_enabled() or like.device.type != "cpu" or like.dtype != torch.float32:
-            return None
-        lib = library()
+        lib = usable(self.pos_embed)
         if lib is None:
             return None
         if self._watch.changed(self.parameters()) or self._native is None:

@@ -4,127 +4,15 @@
  * At small batches an interpreter's step costs more than its arithmetic, and at large ones a matrix
  * library packs the same weights again in every call. Here weights are packed once, a group of rows
  * goes through a whole layer while it is in the cache of a core, and threads meet once a call.
- *
- * Only GCC's vector extensions are used, so any target that GCC or clang knows will do.
  */
-#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
-#define PANEL 16 /* columns that are packed together; all widths are padded to it */
-#define VECS (PANEL / LANES)
-#define ROWS 6 /* of a tile: 6 x 16 sums fill the registers of AVX2 */
+#include "vector.h"
+
 #define EPS 1e-5f
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int ivec __attribute__((vector_size(4 * LANES)));
-
-INLINE vec load(const float *p) { return *(const loose *)p; }
-INLINE void store(float *p, vec x) { *(loose *)p = x; }
-INLINE vec all(float x) { return x - (vec){0}; }
-INLINE long up(long n) { return (n + PANEL - 1) / PANEL * PANEL; }
-
-INLINE float sum(vec x) {
-    float s = 0;
-    for (int i = 0; i < LANES; i++) s += x[i];
-    return s;
-}
-
-/* lane by lane, a where the mask says so, else b */
-INLINE vec pick(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
-
-/* e^x to single precision; NaN stays NaN, large x saturates just below overflow */
-INLINE vec vexp(vec x) {
-    x = pick(x < -87.0f, all(-87.0f), x);
-    x = pick(x > 88.0f, all(88.0f), x);
-    vec shifted = x * 1.44269504f + 12582912.0f; /* rounds to a whole number in the low bits */
-    vec k = shifted - 12582912.0f;
-    vec r = x - k * 0.693359375f;
-    r = r + k * 2.12194440e-4f;
-    vec p = r * 1.9875691e-4f + 1.3981999e-3f;
-    p = p * r + 8.3334519e-3f;
-    p = p * r + 4.1665796e-2f;
-    p = p * r + 1.6666665e-1f;
-    p = p * r + 5.0000001e-1f;
-    p = p * r * r + r + 1.0f;
-    ivec bits = ((ivec)shifted + 127) << 23; /* the mantissa's low bits hold k */
-    return p * (vec)bits;
-}
-
-/* x Phi(x); the tail of the normal law by Abramowitz and Stegun 7.1.26, within 1e-7 */
-INLINE vec vgelu(vec x) {
-    vec y = pick(x < 0, -x, x) * 0.70710678f;
-    vec t = 1.0f / (y * 0.3275911f + 1.0f);
-    vec p = t * 1.061405429f - 1.453152027f;
-    p = p * t + 1.421413741f;
-    p = p * t - 0.284496736f;
-    p = p * t + 0.254829592f;
-    vec tail = p * t * 0.5f * vexp(-y * y);
-    return x * pick(x < 0, tail, 1.0f - tail);
-}
-
-/* c[rows, panels of 16] = bias + a[rows, depth] b, or += with `add`; b's panels are `next` apart */
-INLINE void tile(const int rows, const int panels, const float *a, long lda, const float *b, long ldb,
-                 long next, long depth, float *c, long ldc, const float *bias, const int add) {
-    const int wide = panels * VECS;
-    vec s[ROWS][4 * VECS];
-#pragma GCC unroll 6
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 16
-        for (int p = 0; p < wide; p++) s[i][p] = bias ? load(bias + p * LANES) : all(0);
-    for (long k = 0; k < depth; k++) {
-        vec right[4 * VECS];
-#pragma GCC unroll 16
-        for (int p = 0; p < wide; p++) right[p] = load(b + p / VECS * next + p % VECS * LANES + k * ldb);
-#pragma GCC unroll 6
-        for (int i = 0; i < rows; i++) {
-            vec left = all(a[i * lda + k]);
-#pragma GCC unroll 16
-            for (int p = 0; p < wide; p++) s[i][p] += left * right[p];
-        }
-    }
-#pragma GCC unroll 6
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 16
-        for (int p = 0; p < wide; p++) {
-            float *out = c + i * ldc + p * LANES;
-            store(out, add ? load(out) + s[i][p] : s[i][p]);
-        }
-}
-
-/* all panels of one block of rows; few rows take several panels at once, to keep the units busy */
-INLINE void strip(const int rows, const int wide, const float *a, long lda, const float *b, long ldb, long next,
-                  long depth, long panels, float *c, long ldc, const float *bias, const int add) {
-    long p = 0;
-    for (; p + wide <= panels; p += wide)
-        tile(rows, wide, a, lda, b + p * next, ldb, next, depth, c + p * PANEL, ldc, bias ? bias + p * PANEL : 0,
-             add);
-    for (; p < panels; p++)
-        tile(rows, 1, a, lda, b + p * next, ldb, next, depth, c + p * PANEL, ldc, bias ? bias + p * PANEL : 0, add);
-}
-
-INLINE void block(long rows, const float *a, long lda, const float *b, long ldb, long next, long depth, long panels,
-                  float *c, long ldc, const float *bias, const int add) {
-    switch (rows) {
-    case 1: strip(1, 4, a, lda, b, ldb, next, depth, panels, c, ldc, bias, add); break;
-    case 2: strip(2, 2, a, lda, b, ldb, next, depth, panels, c, ldc, bias, add); break;
-    case 3: strip(3, 2, a, lda, b, ldb, next, depth, panels, c, ldc, bias, add); break;
-    case 4: strip(4, 1, a, lda, b, ldb, next, depth, panels, c, ldc, bias, add); break;
-    case 5: strip(5, 1, a, lda, b, ldb, next, depth, panels, c, ldc, bias, add); break;
-    default: strip(6, 1, a, lda, b, ldb, next, depth, panels, c, ldc, bias, add); break;
-    }
-}
 
 /* c = bias + a w, or c += it; a[rows, depth], w packed in panels [depth][16] */
 static void product(long rows, const float *a, long lda, const float *w, long depth, long width, float *c, long ldc,

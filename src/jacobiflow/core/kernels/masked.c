@@ -1,0 +1,169 @@
+/* A masked network on the CPU in single precision: one call recomputes the hidden units that a stretch of
+ * positions reaches, in every layer, and the parameters that depend on them.
+ *
+ * Units are sorted by degree, so a panel of 16 of them sees the first inputs only: its product ends
+ * there, and half of a dense network's arithmetic is never done. A group of rows goes through all
+ * layers at once; threads have rows of their own and never meet.
+ */
+#include <pthread.h>
+#include <string.h>
+
+#include "vector.h"
+
+#define GROUP 96 /* rows that pass a panel together */
+
+enum { NONE, RELU, ELU, GELU, SILU, TANH };
+
+typedef struct {
+    const float *weight, *bias;    /* packed; padded */
+    const float *factor, *offset;  /* the activation sees factor * unit + offset; or null */
+    const long *limits;            /* inputs that each panel sees */
+    const long *ends;              /* ends[d]: units of degree d or less; null for the head */
+    long in, out;
+    long source, activated, skip;  /* nodes: 0 is the input, i + 1 the output of stage i; skip -1: none */
+} Stage;
+
+typedef struct {
+    long length, params, depth, activation;
+    const Stage *stages; /* depth hidden ones, then the head */
+} Masked;
+
+typedef struct {
+    const Masked *net;
+    long n, first, upto, lo, hi;
+    const float *x;
+    long x_row;
+    float *const *nodes, *const *active; /* of stage i: [n][out, padded] */
+    const float *const *context;         /* of stage i: [n][out, padded], or null */
+    long shared;                         /* whether one row of context is for all */
+    float *theta;                        /* [n][hi - lo][params] */
+    int threads;
+} Work;
+
+typedef struct {
+    Work *work;
+    int index;
+} Share;
+
+INLINE vec vtanh(vec x) {
+    vec t = vexp(pick(x < 0, x, -x) * 2.0f);
+    vec y = (1.0f - t) / (1.0f + t);
+    return pick(x < 0, -y, y);
+}
+
+INLINE vec activate(const int kind, vec x) {
+    switch (kind) {
+    case RELU: return pick(x < 0, all(0), x);
+    case ELU: return pick(x < 0, vexp(x) - 1.0f, x);
+    case GELU: return vgelu(x);
+    case SILU: return x / (1.0f + vexp(-x));
+    case TANH: return vtanh(x);
+    default: return x;
+    }
+}
+
+/* 16 units of one row, from the sum of their inputs on; columns c0 .. c1 - 1 are kept */
+INLINE void finish(const int kind, const float *sums, const float *context, const float *skip, const float *factor,
+                   const float *offset, float *node, float *active, long c0, long c1) {
+    float raw[PANEL], done[PANEL];
+    for (int j = 0; j < PANEL; j += LANES) {
+        vec v = load(sums + j);
+        if (context) v += load(context + j);
+        if (skip) v += load(skip + j);
+        store(raw + j, v);
+        if (factor) v = v * load(factor + j) + load(offset + j);
+        if (active) store(done + j, activate(kind, v));
+    }
+    memcpy(node + c0, raw + c0, (c1 - c0) * sizeof(float));
+    if (active) memcpy(active + c0, done + c0, (c1 - c0) * sizeof(float));
+}
+
+INLINE void finish_rows(const int kind, long rows, const float *sums, const float *context, long ld_context,
+                        const float *skip, long ld_skip, const float *factor, const float *offset, float *node,
+                        float *active, long ld, long c0, long c1) {
+    for (long i = 0; i < rows; i++)
+        finish(kind, sums + i * PANEL, context ? context + i * ld_context : 0, skip ? skip + i * ld_skip : 0, factor,
+               offset, node + i * ld, active ? active + i * ld : 0, c0, c1);
+}
+
+/* Units from .. to - 1 of one stage for `rows` rows; `seen` inputs are known. node's column 0 is unit `base`. */
+static void stage_rows(const Stage *w, int kind, long rows, const float *in, long ld_in, long seen, long from, long to,
+                       const float *context, long ld_context, const float *skip, long ld_skip, float *node,
+                       float *active, long ld, long base) {
+    float sums[GROUP * PANEL];
+    for (long p = from / PANEL; p * PANEL < to; p++) {
+        long depth = w->limits[p] < seen ? w->limits[p] : seen, at = p * PANEL, i = 0;
+        const float *b = w->weight + at * w->in, *bias = w->bias + at;
+        for (; i + ROWS <= rows; i += ROWS)
+            tile(ROWS, 1, in + i * ld_in, ld_in, b, PANEL, 0, depth, sums + i * PANEL, PANEL, bias, 0);
+        if (i < rows)
+            block(rows - i, in + i * ld_in, ld_in, b, PANEL, 0, depth, 1, sums + i * PANEL, PANEL, bias, 0);
+        long c0 = from > at ? from - at : 0, c1 = to < at + PANEL ? to - at : PANEL;
+        const float *f = w->factor ? w->factor + at : 0, *o = w->offset ? w->offset + at : 0;
+        const float *extra = context ? context + at : 0, *carried = skip ? skip + at : 0;
+        float *unit = node + at - base, *lit = active ? active + at - base : 0;
+#define CASE(KIND)                                                                                               \
+    case KIND:                                                                                                   \
+        finish_rows(KIND, rows, sums, extra, ld_context, carried, ld_skip, f, o, unit, lit, ld, c0, c1);         \
+        break;
+        switch (kind) {
+            CASE(RELU) CASE(ELU) CASE(GELU) CASE(SILU) CASE(TANH) CASE(NONE)
+        }
+    }
+}
+
+static void rows_of(Work *work, long r0, long r1) {
+    const Masked *net = work->net;
+    long rows = r1 - r0;
+    for (long i = 0; i <= net->depth; i++) {
+        const Stage *w = net->stages + i;
+        const Stage *before = w->source ? net->stages + w->source - 1 : 0;
+        const float *in = before ? (w->activated ? work->active : work->nodes)[w->source - 1] : work->x;
+        long ld_in = before ? up(before->out) : work->x_row;
+        if (i == net->depth) {
+            long wide = (work->hi - work->lo) * net->params, seen = before ? before->ends[work->hi - 1] : work->hi - 1;
+            stage_rows(w, NONE, rows, in + r0 * ld_in, ld_in, seen, work->lo * net->params, work->hi * net->params, 0,
+                       0, 0, 0, work->theta + r0 * wide, 0, wide, work->lo * net->params);
+            continue;
+        }
+        if (work->upto <= work->first && work->first) continue; /* all units are known */
+        long from = work->first ? w->ends[work->first] : 0, to = w->ends[work->upto], ld = up(w->out);
+        long seen = before ? before->ends[work->upto] : work->upto;
+        if (from >= to) continue;
+        const Stage *other = w->skip > 0 ? net->stages + w->skip - 1 : 0;
+        const float *skip = w->skip < 0 ? 0 : other ? work->nodes[w->skip - 1] + r0 * up(other->out) : 0;
+        stage_rows(w, (int)net->activation, rows, in + r0 * ld_in, ld_in, seen, from, to,
+                   work->context[i] ? work->context[i] + (work->shared ? 0 : r0 * ld) : 0, work->shared ? 0 : ld,
+                   skip, other ? up(other->out) : 0,
+                   work->nodes[i] + r0 * ld, work->active[i] + r0 * ld, ld, 0);
+    }
+}
+
+static void *share(void *given) {
+    Share *mine = given;
+    Work *work = mine->work;
+    long r = work->n * mine->index / work->threads, end = work->n * (mine->index + 1) / work->threads;
+    for (; r < end; r += GROUP) rows_of(work, r, r + GROUP < end ? r + GROUP : end);
+    return 0;
+}
+
+/* Units that see positions first .. upto - 1 and none beyond, then parameters of positions lo .. hi - 1. */
+void jf_masked(const Masked *net, long n, long first, long upto, long lo, long hi, const float *x, long x_row,
+               float *const *nodes, float *const *active, const float *const *context, long shared,
+               float *theta, int threads) {
+    Work work = {net, n, first, upto, lo, hi, x, x_row, nodes, active, context, shared, theta, 1};
+    long arithmetic = 0; /* a thread costs about as much as a million products */
+    for (long i = 0; i <= net->depth; i++) arithmetic += net->stages[i].in * net->stages[i].out / 2;
+    arithmetic = arithmetic * (hi - (first < lo ? first : lo)) / net->length * n;
+    if (threads > 1 + arithmetic / 1000000) threads = (int)(1 + arithmetic / 1000000);
+    if (threads > n) threads = (int)n;
+    work.threads = threads < 1 ? 1 : threads;
+    pthread_t others[work.threads];
+    Share shares[work.threads];
+    int running = 1;
+    for (int i = 0; i < work.threads; i++) shares[i] = (Share){&work, i};
+    while (running < work.threads && !pthread_create(others + running, 0, share, shares + running)) running++;
+    share(shares);
+    for (int i = running; i < work.threads; i++) share(shares + i); /* threads that could not be had */
+    for (int i = 1; i < running; i++) pthread_join(others[i], 0);
+}

@@ -1,0 +1,202 @@
+"""The C functions of `kernels`, built by the machine's compiler on first use, kept in the cache folder.
+
+Nothing depends on it: where there is no compiler, or JACOBIFLOW_NATIVE=0, torch does the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_float, c_int, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from jacobiflow.core.folders import cache_folder
+
+KERNELS = Path(__file__).with_name("kernels")
+SOURCES = ("transformer.c", "masked.c", "elementwise.c")
+FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-Wno-psabi")
+SMALL = 1 << 18  # numbers for which a second thread of torch's does not pay
+PANEL = 16  # as in vector.h
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions, or None where they cannot be had."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if os.environ.get("JACOBIFLOW_NATIVE") == "0" or compiler is None or os.name != "posix":
+        return None
+    try:
+        return _declare(ctypes.CDLL(str(_built(compiler))))
+    except (OSError, AttributeError, subprocess.SubprocessError):
+        return None
+
+
+def _built(compiler: str) -> Path:
+    """The shared object for this source, compiler and processor; built if it is not there yet."""
+    key = hashlib.sha256(" ".join((compiler, _processor(), *FLAGS)).encode())
+    for path in sorted(KERNELS.iterdir()):
+        key.update(path.read_bytes())
+    name = f"kernels-{key.hexdigest()[:16]}.so"
+    try:
+        folder = cache_folder() / "native"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (folder / name).exists():
+            return folder / name
+        with tempfile.TemporaryDirectory(dir=folder) as room:
+            return _build(compiler, Path(room) / name).rename(folder / name)
+    except OSError:  # no folder to keep it in: a build for this process
+        return _build(compiler, Path(tempfile.mkdtemp(prefix="jacobiflow-")) / name)
+
+
+def _build(compiler: str, out: Path) -> Path:
+    sources = [str(KERNELS / name) for name in SOURCES]
+    command = [compiler, *FLAGS, *sources, "-o", str(out), "-lm", "-lpthread"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return out
+
+
+def _processor() -> str:
+    """What decides which instructions there are: a folder may be shared by several machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {platform.processor()} {flags}"
+
+
+def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
+    lib.jf_scratch.restype = c_long
+    lib.jf_scratch.argtypes = [c_void_p, c_long, c_long, c_int]
+    lib.jf_params.restype = c_int
+    lib.jf_params.argtypes = [
+        *(c_void_p, c_long, c_long, c_long, c_long),  # net, n, first, need, last
+        *(c_void_p, c_long, c_void_p, c_long),  # x, condition
+        *(c_void_p, c_void_p, c_long, c_float),  # keys, values, stride of a layer, scale
+        *(c_void_p, c_long, c_void_p, c_int),  # theta, scratch, threads
+    ]
+    lib.jf_masked.restype = None
+    lib.jf_masked.argtypes = [
+        *(c_void_p, c_long, c_long, c_long, c_long, c_long),  # net, n, first, upto, lo, hi
+        *(c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_long),  # x, nodes, active, context
+        *(c_void_p, c_int),  # theta, threads
+    ]
+    lib.jf_affine.restype = lib.jf_compare.restype = None
+    lib.jf_affine.argtypes = [
+        *(c_int, c_float, c_long, c_long, c_long),  # kind, eps, n, w, d
+        *(c_void_p, c_long, c_void_p, c_void_p, c_void_p),  # z, theta, x, slope
+    ]
+    lib.jf_compare.argtypes = [
+        *(c_long, c_long, c_long),  # n, w, d
+        *(c_void_p, c_void_p, c_long, c_void_p, c_float),  # now, before, slope, rounding
+        *(c_void_p, c_void_p, c_void_p),  # update, still, head
+    ]
+    return lib
+
+
+def usable(like: Tensor) -> ctypes.CDLL | None:
+    """The library, where it applies: plain numbers on a CPU, and no gradients asked for."""
+    if torch.is_grad_enabled() or like.device.type != "cpu" or like.dtype != torch.float32:
+        return None
+    return library()
+
+
+def pad(t: Tensor) -> Tensor:
+    """The last dimension with zeros up to a whole number of panels."""
+    return nn.functional.pad(t, (0, -t.shape[-1] % PANEL))
+
+
+def panels(weight: Tensor) -> Tensor:
+    """[in, out] as [panels, in, 16], padded with zeros."""
+    return pad(weight).reshape(len(weight), -1, PANEL).transpose(0, 1)
+
+
+AFFINE = {"exp": 0, "softplus": 1, "sigmoid": 2}  # as in elementwise.c
+
+
+def affine_inverse(scale: str, eps: float, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor] | None:
+    """x and log |dx/dz| of an affine map [n, w, d], theta [n, w, 2 d]; None where there is no library."""
+    lib = usable(z)
+    if lib is None or z.ndim != 3 or theta.shape != (*z.shape[:2], 2 * z.shape[2]) or theta.dtype != z.dtype:
+        return None
+    n, w, d = z.shape
+    z, theta = _rows(z), theta.contiguous()
+    x, slope = (torch.empty(n, w, d) for _ in range(2))
+    ends = x.data_ptr(), slope.data_ptr()
+    lib.jf_affine(AFFINE[scale], eps, n, w, d, z.data_ptr(), z.stride(0), theta.data_ptr(), *ends)
+    return x, slope
+
+
+def compare(
+    new: Tensor, old: Tensor, slope: Tensor | None, rounding: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """As `jacobiflow.core.decode._compare`; None where the library does not apply."""
+    lib = usable(new)
+    if lib is None:
+        return None
+    n, w, d = new.shape
+    new, old = new.contiguous(), _rows(old)
+    update, still, head = torch.empty(n, dtype=torch.float64), *torch.empty(2, n, dtype=torch.long)
+    slopes = 0 if slope is None else slope.contiguous().data_ptr()
+    ends = update.data_ptr(), still.data_ptr(), head.data_ptr()
+    lib.jf_compare(n, w, d, new.data_ptr(), old.data_ptr(), old.stride(0), slopes, rounding, *ends)
+    return update, still, head.bool()
+
+
+def _rows(t: Tensor) -> Tensor:
+    """Each row [w, d] in one piece; rows may be apart."""
+    return t if t.stride(2) == 1 and t.stride(1) == t.shape[2] else t.contiguous()
+
+
+class _Threads(threading.local):
+    count: int | None = None
+
+
+_threads = _Threads()
+
+
+def threads() -> int:
+    """How many threads a compiled function may use."""
+    return _threads.count or torch.get_num_threads()
+
+
+@contextmanager
+def alone(like: Tensor) -> Iterator[None]:
+    """Small work: torch's operators on one thread. Its other threads wait for work by spinning, and would
+    take the processor from those of the compiled functions, which keep their number.
+    """
+    count = torch.get_num_threads()
+    if count == 1 or like.numel() > SMALL or usable(like) is None:
+        yield
+        return
+    torch.set_num_threads(1)
+    _threads.count, before = count, _threads.count
+    try:
+        yield
+    finally:
+        _threads.count = before
+        torch.set_num_threads(count)
+
+
+class Kept:
+    """Tensors whose addresses were given away: they live as long as this does."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+
+    def __call__(self, t: Tensor) -> int:
+        """The address of t, made contiguous."""
+        self.tensors.append(t.detach().contiguous())
+        return self.tensors[-1].data_ptr()

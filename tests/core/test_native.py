@@ -1,0 +1,104 @@
+"""The compiled elementwise functions against torch's, in double precision."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from jacobiflow.core import native
+from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine
+from jacobiflow.core.decode import _compare
+
+MAPS: dict[str, Bijector] = {
+    "exp": ExpAffine(),
+    "softplus": ScaleAffine("softplus", 1e-3),
+    "softplus, no floor": ScaleAffine("softplus", 0.0),
+    "sigmoid": ScaleAffine("sigmoid", 1e-3),
+}
+
+
+@pytest.fixture(autouse=True)
+def there() -> None:
+    assert native.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize(("n", "w", "d"), [(1, 1, 1), (3, 7, 1), (5, 4, 3), (2, 49, 16), (0, 3, 2)])
+def test_affine_maps(name: str, n: int, w: int, d: int) -> None:
+    draw = torch.Generator().manual_seed(n + w)
+    z = torch.randn(n, w + 2, d, generator=draw)[:, 1:-1]
+    theta = torch.randn(n, w, 2 * d, generator=draw) * 4
+    with torch.no_grad():
+        want = MAPS[name].inverse(z.double(), theta.double())
+        found = MAPS[name].inverse(z, theta)
+        for mine, its in zip(found, want, strict=True):
+            torch.testing.assert_close(mine, its.float(), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_extremes(name: str) -> None:
+    """Small scales keep their digits, and overflow is infinite, not clamped."""
+    raw = torch.tensor([-60.0, -20.0, -5.0, -1e-4, 0.0, 1e-4, 5.0, 20.0, 60.0, 85.0, 88.6])
+    theta = torch.stack((raw, torch.full_like(raw, 0.25)), -1)[None]
+    z = torch.ones(1, len(raw), 1)
+    with torch.no_grad():
+        want = [t.float() for t in MAPS[name].inverse(z.double(), theta.double())]
+        found = MAPS[name].inverse(z, theta)
+        for mine, its in zip(found, want, strict=True):
+            torch.testing.assert_close(mine, its, atol=1e-6, rtol=3e-6)
+        for odd in (math.nan, math.inf):
+            theta = torch.tensor([[[odd, 0.0], [0.0, odd], [0.0, 0.0]]])
+            x, slope = MAPS[name].inverse(torch.ones(1, 3, 1), theta)
+            exact, log = MAPS[name].inverse(torch.ones(1, 3, 1).double(), theta.double())
+            assert torch.equal(x.isfinite() & slope.isfinite(), exact.isfinite() & log.isfinite())
+    if name == "exp":
+        x, _ = MAPS[name].inverse(torch.ones(1, 1, 1), torch.tensor([[[90.0, 0.0]]]))
+        assert x.item() == math.inf
+
+
+def test_gradients_go_through_torch() -> None:
+    theta = torch.randn(2, 3, 2, requires_grad=True)
+    ExpAffine().inverse(torch.randn(2, 3, 1), theta)[0].sum().backward()
+    assert theta.grad is not None
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_how_far_things_moved(relative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    old = torch.randn(40, 12, 3, generator=draw) * 10 ** torch.randint(-3, 4, (40, 1, 1), generator=draw)
+    new = old.clone()
+    for i in range(40):
+        new[i, i % 13 :] += 1e-3 * torch.randn(new[i, i % 13 :].shape, generator=draw)
+    new[5, 4, 1], new[6, 0, 2], new[7, 11, 0] = math.nan, math.inf, -math.inf
+    slope = torch.randn(40, 12, generator=draw) if relative else None
+    with torch.no_grad():
+        found = _compare(new[:, 1:].contiguous(), old[:, 1:], slope if slope is None else slope[:, 1:])
+        monkeypatch.setattr(native, "library", lambda: None)
+        want = _compare(new[:, 1:].contiguous(), old[:, 1:], slope if slope is None else slope[:, 1:])
+    finite = want[0].isfinite()
+    assert (~finite).sum() == 3 - (1)  # row 6 is odd in its first position only, which is not looked at
+    assert torch.equal(found[0].isfinite(), finite)
+    torch.testing.assert_close(found[0][finite], want[0][finite])
+    assert torch.equal(found[1], want[1])
+    assert torch.equal(found[2], want[2])
+
+
+def test_small_work_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    with torch.no_grad():
+        with native.alone(torch.zeros(10)):
+            assert native.threads() == 4
+            assert asked == [1]
+        assert asked == [1, 4]
+        with native.alone(torch.empty(native.SMALL + 1)):
+            pass
+        with native.alone(torch.zeros(3, dtype=torch.float64)):
+            pass
+        assert asked == [1, 4]
+        with pytest.raises(KeyError), native.alone(torch.zeros(10)):
+            raise KeyError
+        assert asked == [1, 4, 1, 4]
