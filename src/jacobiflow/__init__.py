@@ -26,6 +26,7 @@ from jacobiflow.flows.flow import Flow, NonfiniteError
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
+from jacobiflow.flows.tuning import tune
 
 __version__ = "0.1.0"
 
@@ -55,5 +56,6 @@ __all__ = [
     "jacobi",
     "load",
     "sequential",
+    "tune",
     "windowed",
 ]
