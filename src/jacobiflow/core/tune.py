@@ -24,14 +24,17 @@ from jacobiflow.core.types import Block, Init, Method
 
 WIDTHS = (None, 64, 32, 16, 8)
 FIRST_GUESSES: tuple[Init, ...] = ("previous", "zeros")
-TOLS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # in bounds
+TOLS = (10.0, 3.0, 1.0, 0.3, 0.1)  # in bounds
 MARGIN = 0.8  # of the bound: noise to come may be worse than the noise measured
 LOOSEST = 4.0  # a block's deviation, in bounds, that the blocks after it might still dampen
-FINEST = 0.02  # a block's deviation, in bounds, below which a tighter method is of no use
+FINEST = 0.05  # a block's deviation, in bounds, below which a tighter method is of no use
+TIGHTER = 0.7  # share of a faster method's deviation that makes a slower one worth having
 WORTH = 0.95  # share of sequential decoding's time within which sweeps replace it
+SLIGHT = 0.02  # share of a plan's time that is not worth another try
 BRIEF = 0.03  # seconds: a shorter first run is done again, without what it paid for set-up
-SPENT = 0.4  # seconds of sequential decoding, a block, after which three runs are enough
-FEWEST, MOST = 3, 9  # runs that a median is taken of
+SPENT = 0.3  # seconds of sequential decoding, a block, after which three runs are enough
+FEWEST, MOST = 3, 7  # runs that a median is taken of
+GUIDE = 16  # rows, at least, on which the deviations of single blocks are compared; whole plans get all
 
 Stack = Sequence[tuple[Block, Tensor | None]]  # blocks in sampling order, with the orders of their positions
 Clock = Callable[[], float]
@@ -87,7 +90,7 @@ def tune(
     bound, exact = MARGIN * max_deviation, Plan.sequential(len(stack))
     within = _within(first, fronts, bound)
     progress("fresh noise")
-    while within[-1] != exact and fresh.deviation(within[-1]) > bound:
+    while not all(half.keeps(within[-1], bound) for half in (fresh, first)):
         within.pop()
     plan = within[-1]
     times = fresh.race(list(dict.fromkeys([exact, plan])))
@@ -100,7 +103,7 @@ def tune(
         "sequential_seconds": times[exact],
         "speedup": times[exact] / times[plan],
         "predicted_speedup": base / predicted,
-        "deviation": max(half.deviation(plan) for half in (first, fresh)),
+        "deviation": max(half.known[plan] for half in (first, fresh)),
         "rows": len(z),
     }
     tried = [[t.about() for t in sorted(b.trials, key=lambda t: t.seconds)] for b in blocks]
@@ -116,26 +119,35 @@ def deviation(x: Tensor, exact: Tensor) -> float:
 def _within(half: _Half, fronts: list[list[Trial]], bound: float) -> list[Plan]:
     """Plans within the bound, from sequential decoding to the fastest one found."""
     levels = sorted({trial.deviation for front in fronts for trial in front})
-    plans = list(dict.fromkeys(_at(fronts, level) for level in levels))
+    plans = list(dict.fromkeys([half.exact, *(_at(fronts, level) for level in levels)]))
     low, high = 0, len(plans)  # plans[low] is within the bound, plans[high] is not
     while high - low > 1:
         middle = (low + high) // 2
-        if half.deviation(plans[middle]) <= bound:
+        if half.keeps(plans[middle], bound):
             low = middle
         else:
             high = middle
     plan = plans[low]
-    for i, front in enumerate(fronts):  # one block or another may go a step further than all together
-        place = front.index(_trial(front, plan[i]))
-        if place:
-            bolder = Plan((*plan.methods[:i], front[place - 1].method, *plan.methods[i + 1 :]))
-            plan = bolder if half.deviation(bolder) <= bound else plan
+    for _, i, method in sorted(_bolder(fronts, plan), key=lambda step: step[0]):
+        bolder = Plan((*plan.methods[:i], method, *plan.methods[i + 1 :]))
+        if half.keeps(bolder, bound):
+            plan = bolder
     return list(dict.fromkeys([*plans[: low + 1], plan]))
 
 
 def _at(fronts: list[list[Trial]], level: float) -> Plan:
     """From each block the fastest method whose deviation is at most `level`."""
     return Plan(tuple(next(t.method for t in front if t.deviation <= level) for front in fronts))
+
+
+def _bolder(fronts: list[list[Trial]], plan: Plan) -> Iterator[tuple[float, int, Method]]:
+    """Each block's next faster method, with the seconds it adds: one may go further than all can."""
+    total = sum(_trial(*pair).seconds for pair in zip(fronts, plan, strict=True))
+    for i, (front, method) in enumerate(zip(fronts, plan, strict=True)):
+        now = _trial(front, method)
+        for faster in front[: front.index(now)][-1:]:
+            if now.seconds - faster.seconds > SLIGHT * total:
+                yield faster.seconds - now.seconds, i, faster.method
 
 
 def _trial(front: list[Trial], method: Method) -> Trial:
@@ -156,7 +168,8 @@ class _Half:
         self.z, self.batch, self.clock = z[begin : begin + rows], batch, clock
         self.stack = _part(stack, begin, begin + rows, z)
         self.exact = Plan.sequential(len(stack))
-        self.answers: dict[Plan, Tensor] = {}
+        self.answer: Tensor | None = None  # the exact one
+        self.known: dict[Plan, float] = {self.exact: 0.0}
 
     def blocks(self, bound: float) -> list[_Measured]:
         """Each block with its exact input."""
@@ -165,15 +178,21 @@ class _Half:
         def measured(block: Block, z: Tensor, x: Tensor) -> None:
             found.append(_Measured(block, z, x, self.batch, bound, self.clock))
 
-        self.answers[self.exact] = _solve(self.stack, self.z, self.exact, measured)
+        self.answer = _solve(self.stack, self.z, self.exact, measured)
         return found
 
-    def deviation(self, plan: Plan) -> float:
-        """The largest deviation of a plan on these rows."""
-        for one in (self.exact, plan):
-            if one not in self.answers:
-                self.answers[one] = _solve(self.stack, self.z, one)
-        return deviation(self.answers[plan], self.answers[self.exact])
+    def keeps(self, plan: Plan, bound: float) -> bool:
+        """Whether the deviation of a plan is within the bound; a few rows may tell that it is not."""
+        if plan not in self.known:
+            if self.answer is None:
+                self.answer = _solve(self.stack, self.z, self.exact)
+            self.known[plan] = 0.0
+            for rows in (slice(0, GUIDE), slice(GUIDE, len(self.z))):
+                if self.known[plan] <= bound and rows.start < len(self.z):
+                    stack = _part(self.stack, rows.start, min(rows.stop, len(self.z)), self.z)
+                    off = deviation(_solve(stack, self.z[rows], plan), self.answer[rows])
+                    self.known[plan] = max(self.known[plan], off)
+        return self.known[plan] <= bound
 
     def race(self, plans: Sequence[Plan]) -> dict[Plan, float]:
         """Median seconds of a batch, the plans in turn."""
@@ -213,9 +232,9 @@ class _Measured:
             trial = min(waiting, key=lambda t: t.seconds)
             ladder = waiting.pop(trial)
             if trial.deviation < best:  # on the rows that were timed
-                self.look_at_all(trial)
+                self.look_further(trial)
             if trial.deviation < best:
-                best = trial.deviation
+                best = TIGHTER * trial.deviation
                 front.append(trial)
             waiting |= self.next_step(ladder, limit)
         if front:
@@ -255,9 +274,9 @@ class _Measured:
             self.run(trial, slice(0, self.batch))
         return trial
 
-    def look_at_all(self, trial: Trial) -> None:
-        """The deviation of the rows that have not been seen."""
-        rest = slice(trial.rows, len(self.z))
+    def look_further(self, trial: Trial) -> None:
+        """The deviation of more rows, if a batch has but few."""
+        rest = slice(trial.rows, min(GUIDE, len(self.z)))
         if rest.start < rest.stop:
             self.see(trial, rest, self.solve(trial.method, rest))
 

@@ -97,15 +97,14 @@ def auto_plan(
 ) -> Plan:
     """The plan for n samples at once: the one that is kept for this machine, or one that is made now.
 
-    Plans are made for batches of powers of two, for all classes in turn and for guidance of half
+    Plans are made for batches of powers of two, for all classes in turn and for guidance in half
     steps; other requests take the nearest batch and the next stronger guidance.
     """
     if n == 0:
         return Plan.sequential(len(flow.blocks))
-    guide = half_step(guidance if isinstance(guidance, Guidance) else Guidance(weight=guidance))
+    guide = guidance if isinstance(guidance, Guidance) else Guidance(weight=guidance)
     flow.bound_blocks(n, labels=labels, context=context, guidance=guide)  # raises if they do not fit
-    bound = flow.default_deviation if max_deviation is None else max_deviation
-    setting = setting_of(flow, nearest(n), labels is not None, guide, bound)
+    setting = auto_setting(flow, n, labels is not None, guide, max_deviation)
     path = setting.path()
     with _tuning:
         plan = _known.get((path, setting)) or find(setting, len(flow.blocks))
@@ -114,18 +113,24 @@ def auto_plan(
                 plan = tune(
                     flow,
                     setting.batch,
-                    bound,
+                    setting.max_deviation,
                     labels=None if labels is None else torch.arange(flow.num_classes),
                     context=context,
-                    guidance=guide,
+                    guidance=setting.guidance,
                     progress=lambda text: bar.set_postfix_str(text),
                 )
-            try:
-                store(plan, setting)
-            except OSError as error:
-                warnings.warn(f"the tuned plan is not kept: {error}; set JACOBIFLOW_CACHE", stacklevel=4)
+            keep(plan, setting)
         _known[path, setting] = plan
     return plan
+
+
+def keep(plan: Plan, setting: Setting) -> Path | None:
+    """Where the plan was stored; a folder that cannot be written to is worth a warning, no more."""
+    try:
+        return store(plan, setting)
+    except OSError as error:
+        warnings.warn(f"the tuned plan is not kept, set JACOBIFLOW_CACHE: {error}", stacklevel=3)
+        return None
 
 
 def nearest(n: int) -> int:
@@ -145,6 +150,14 @@ def half_step(guidance: Guidance) -> Guidance:
     """
     weight = math.copysign(math.ceil(abs(guidance.weight) * 2) / 2, guidance.weight)
     return replace(guidance, weight=weight) if weight else Guidance()
+
+
+def auto_setting(
+    flow: Flow, n: int, labels: bool, guidance: Guidance, max_deviation: float | None = None
+) -> Setting:
+    """What plan="auto" tunes for when n samples are asked for."""
+    bound = flow.default_deviation if max_deviation is None else max_deviation
+    return setting_of(flow, nearest(n), labels, half_step(guidance), bound)
 
 
 def setting_of(flow: Flow, batch: int, labels: bool, guidance: Guidance, bound: float) -> Setting:
