@@ -22,7 +22,7 @@ $(VENV)/dev: $(VENV)/core
 	@touch $@
 
 demo: $(VENV)/core
-	@$(BIN)/jacobiflow sample mnist -n 64 --labels 0-9 --seed 0 --plan sequential uniform selective \
+	@$(BIN)/jacobiflow sample mnist -n 64 --labels 0-9 --seed 0 --plan sequential uniform selective auto \
 	  --time-at 1 --repeats 3 --out out
 	@echo "look at the pictures in out/, then try:"
 	@echo "  $(BIN)/jacobiflow sample mnist -n 10 --labels 0-9 --guidance 1 --denoise --out out/guided"

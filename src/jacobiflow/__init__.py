@@ -27,6 +27,7 @@ from jacobiflow.flows.flow import Flow, NonfiniteError
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
+from jacobiflow.flows.tuning import tune
 
 __version__ = "0.1.0"
 
@@ -60,5 +61,6 @@ __all__ = [
     "load",
     "restore",
     "sequential",
+    "tune",
     "windowed",
 ]

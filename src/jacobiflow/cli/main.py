@@ -11,6 +11,7 @@ from typing import Any
 
 COMMANDS = {
     "sample": "draw samples, with a picture, a table of times and how exact they are",
+    "tune": "find the fastest plan of a flow on this machine, and keep it",
     "train": "train a flow by a recipe, on one process or many",
     "convert": "turn a public TarFlow checkpoint into a jacobiflow folder",
     "models": "list the bundled models and recipes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -12,10 +13,13 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import dropwhile, takewhile
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import tyro
+
+from jacobiflow.flows.flow import Flow
 
 T = TypeVar("T")
 
@@ -113,6 +117,24 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError):  # which of them, differs between kinds of devices
         raise ValueError(f"--device {name}: this torch sees no such device") from None
     return device
+
+
+def make_folder(path: Path) -> None:
+    """The folder `path`, ready to be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {path} cannot be made: {error.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ValueError(f"--out {path} cannot be written to")
+
+
+def refuse_context(flow: Flow, instead: str) -> None:
+    """Flows that need context are for Python."""
+    if flow.context_features:
+        raise ValueError(
+            f"this flow needs context, which the command line cannot give; use {instead} in Python"
+        )
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -18,7 +18,16 @@ from torch import Tensor
 
 from jacobiflow.analysis.compare import Row, compare, convergence
 from jacobiflow.analysis.plots import save_convergence
-from jacobiflow.cli.options import note, parse, parse_labels, pick_device, report, table
+from jacobiflow.cli.options import (
+    make_folder,
+    note,
+    parse,
+    parse_labels,
+    pick_device,
+    refuse_context,
+    report,
+    table,
+)
 from jacobiflow.core.types import Decoded
 from jacobiflow.data.pictures import save_grid
 from jacobiflow.flows.checkpoint import load
@@ -26,7 +35,7 @@ from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 
 SWEPT = ("uniform", "selective")  # the plans that take --tol and --init
-NAMED = ("sequential", *SWEPT)
+NAMED = ("sequential", *SWEPT, "auto")
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Args:
     labels: Annotated[str | None, tyro.conf.arg(metavar="LABELS")] = None
     """Classes, in turn: 3, 0-9 or 1,3,5-7. Left out: no label."""
     plan: tuple[str, ...] = ("selective",)
-    """sequential, uniform, selective or a plan's JSON file; one or several."""
+    """sequential, uniform, selective, auto or a plan's JSON file; one or several."""
     tol: Annotated[float | None, tyro.conf.arg(metavar="TOL")] = None
     """Largest last update of swept blocks. Left out: the model's own."""
     init: Annotated[Literal["zeros", "noise", "previous"] | None, tyro.conf.arg(metavar="INIT")] = None
@@ -82,6 +91,7 @@ def main(argv: Sequence[str]) -> None:
     check(args)
     flow = load(args.model, device=pick_device(args.device))
     guide = Guidance(weight=args.guidance, annealed=args.annealed, what=args.guide, attn_temp=args.attn_temp)
+    refuse_context(flow, "flow.sample")
     check_flow(args, flow)
     labels = parse_labels(args.labels, args.n, flow.num_classes)
     flow.bound_blocks(1, guidance=guide)  # raises if this flow takes no guidance
@@ -95,7 +105,7 @@ def main(argv: Sequence[str]) -> None:
     def condition(batch: int) -> dict[str, Any]:
         return {} if labels is None else {"labels": labels[:batch]}
 
-    for plan in args.plan:  # a wrong plan is found before any work is done
+    for plan in set(args.plan) - {"auto"}:  # a wrong plan is found before any work is done
         flow.plan(plan, **{k: v for k, v in options(plan).items() if k != "guidance"})
     make_folder(args.out)
     z = flow.noise(args.n, args.seed)
@@ -143,7 +153,7 @@ def check(args: Args) -> None:
         raise ValueError("--plan needs at least one plan")
     if args.tol is None and args.init is None:
         return
-    own = [plan for plan in args.plan if plan not in NAMED]
+    own = [plan for plan in args.plan if plan not in ("sequential", *SWEPT)]
     if own:
         raise ValueError(f"--tol and --init are for {' and '.join(SWEPT)}; {own[0]} carries its own")
     if not set(args.plan) & set(SWEPT):
@@ -152,10 +162,6 @@ def check(args: Args) -> None:
 
 def check_flow(args: Args, flow: Flow) -> None:
     """What can be wrong with this model."""
-    if flow.context_features:
-        raise ValueError(
-            "this flow needs context, which the command line cannot give; use flow.sample in Python"
-        )
     if args.denoise and not getattr(flow.config, "noise_std", 0.0):
         raise ValueError("--denoise: this flow was trained without Gaussian noise, leave it out")
     # Noise is drawn in float64; then there are z and the answers of all plans in the flow's own type.
@@ -173,16 +179,6 @@ def memory() -> float:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, OSError, ValueError):  # not on every system
         return math.inf
-
-
-def make_folder(path: Path) -> None:
-    """The folder `path`, ready to be written to."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out {path} cannot be made: {error.strerror}") from None
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise ValueError(f"--out {path} cannot be written to")
 
 
 def write(args: Args, flow: Flow, labels: Tensor | None, outs: dict[str, Decoded]) -> list[str]:

@@ -47,6 +47,7 @@ class Flow(nn.Module, ABC):
     family: ClassVar[str]
     default_tol: ClassVar[float]
     default_init: ClassVar[Init] = "previous"
+    default_deviation: ClassVar[float] = 1e-4  # from exact, that plan="auto" may cost
     config: Any
     blocks: nn.ModuleList
     revision: str | None = None  # the commit of the hub that this flow was loaded from
@@ -177,7 +178,9 @@ class Flow(nn.Module, ABC):
         """x with encode(x).z = z, as exact as the plan asks.
 
         plan: "sequential" (exact), "uniform" (sweeps in every block), "selective" (the family's
-            rule), a Plan, or a path of one. tol and init belong to the named plans.
+            rule), "auto" (tuned for this machine and batch, see `jacobiflow.tune`; made at the first
+            use and kept in the user's cache folder), a Plan, or a path of one. tol and init belong to
+            "uniform" and "selective".
         check: encode the answer and record |encode(x) - z| of each sample in stats.residual.
         on_failure: see `jacobiflow.core.decode.decode`.
         differentiable: x and log_det carry gradients to z, weights and context (first derivatives, by
@@ -188,9 +191,19 @@ class Flow(nn.Module, ABC):
             raise ValueError(f"z must be [N, {_dims(self.latent_shape)}], not {list(z.shape)}")
         if differentiable and tol is None and plan in ("uniform", "selective"):
             tol = GRADIENT_TOL[z.dtype]
-        methods = self.plan(plan, tol=tol, init=init)
         guide = guidance if isinstance(guidance, Guidance) else Guidance(weight=guidance)
-        self._refuse_nonfinite()
+        if plan != "auto":  # which looks at the weights itself
+            self.refuse_nonfinite()
+        methods = self.plan(
+            plan,
+            tol=tol,
+            init=init,
+            n=len(z),
+            labels=labels,
+            context=context,
+            guidance=guide,
+            max_deviation=10 * GRADIENT_TOL[z.dtype] if differentiable else None,
+        )
         began = time.perf_counter()
         with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
             bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide)
@@ -272,12 +285,28 @@ class Flow(nn.Module, ABC):
             (grad,) = torch.autograd.grad(self.log_prob(x, labels).sum(), x)
         return x.detach() + sigma**2 * grad
 
-    def plan(self, plan: str | Path | Plan, *, tol: float | None = None, init: Init | None = None) -> Plan:
-        """The Plan that a name, a path or a Plan stands for, checked against this flow."""
-        if isinstance(plan, str) and plan in PLANS:
+    def plan(
+        self,
+        plan: str | Path | Plan,
+        *,
+        tol: float | None = None,
+        init: Init | None = None,
+        n: int = 1,
+        **auto: Any,
+    ) -> Plan:
+        """The Plan that a name, a path or a Plan stands for, checked against this flow.
+
+        n: samples that will be decoded at once. It and `auto` (labels, context, guidance,
+        max_deviation) matter to "auto" alone.
+        """
+        if isinstance(plan, str) and plan in PLANS and plan != "auto":
             return self._named_plan(plan, tol, init)
         if tol is not None or init is not None:
-            raise TypeError("tol and init belong to named plans; a Plan carries its own")
+            raise TypeError("tol and init belong to named plans; a Plan and 'auto' carry their own")
+        if plan == "auto":
+            from jacobiflow.flows.tuning import auto_plan
+
+            return auto_plan(self, n, **auto)
         found = plan if isinstance(plan, Plan) else Plan.load(self._plan_path(plan))
         if len(found) != len(self.blocks):
             raise PlanError(f"the plan has {len(found)} methods, the flow {len(self.blocks)} blocks")
@@ -291,8 +320,6 @@ class Flow(nn.Module, ABC):
             if tol is not None or init is not None:
                 raise TypeError("sequential decoding is exact: it takes no tol and no init")
             return Plan.sequential(blocks)
-        if name == "auto":
-            raise PlanError("no tuned plan is known for this machine; use 'selective' or 'sequential'")
         tol = self.default_tol if tol is None else tol
         init = self.default_init if init is None else init
         return Plan.uniform(blocks, tol=tol, init=init) if name == "uniform" else self.selective(tol, init)
@@ -331,7 +358,7 @@ class Flow(nn.Module, ABC):
             raise ValueError("this flow takes no context")
         return None
 
-    def _refuse_nonfinite(self) -> None:
+    def refuse_nonfinite(self) -> None:
         """Raise if a weight is not finite; looks again only after a weight has changed."""
         if not self._watch.changed(self.parameters()):
             return

@@ -224,6 +224,7 @@ class TarFlow(Flow):
     config: TarFlowConfig
     family: ClassVar[str] = "tarflow"
     default_tol: ClassVar[float] = 0.5
+    default_deviation: ClassVar[float] = 0.05
 
     def __init__(self, config: TarFlowConfig) -> None:
         super().__init__()
