@@ -9,26 +9,26 @@ import warnings
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from jacobiflow import __version__
 from jacobiflow.cli.options import label_cycle, note, pick_device, report
+from jacobiflow.cli.sample import Args, check_model
+from jacobiflow.core.memory import refuse
+from jacobiflow.core.plan import Plan
 from jacobiflow.data.pictures import as_images
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import PLANS, Flow
-from jacobiflow.jobs.batch import find_batch, find_shard
+from jacobiflow.jobs.batch import find_batch, find_shard, size
 from jacobiflow.jobs.lock import Lock
 from jacobiflow.jobs.manifest import Job, JobError, Settings, fingerprint, versions
 from jacobiflow.jobs.progress import done
 from jacobiflow.jobs.runner import Outcome, clear, run
+from jacobiflow.jobs.shards import turn
 from jacobiflow.training.world import World, leave
 
-if TYPE_CHECKING:
-    from jacobiflow.cli.sample import Args
-
-LARGEST = 10**9
+LARGEST, LARGEST_SHARD = 10**9, 10**5
 
 
 def check(args: Args) -> None:
@@ -41,6 +41,8 @@ def check(args: Args) -> None:
         value = getattr(args, name)
         if isinstance(value, int) and value < 1:
             raise ValueError(f"--{name} must be 1 or more, not {value}")
+    if args.shard is not None and args.shard > LARGEST_SHARD:
+        raise ValueError(f"--shard must be {LARGEST_SHARD:,} or less, not {args.shard}")
 
 
 def main(args: Args) -> None:
@@ -109,13 +111,15 @@ class Leader:
         """A new job: what was left open is settled now, for good."""
         args, flow = self.args, self.flow
         torch.set_num_threads(asked.threads)
-        batch = asked.batch or find_batch(flow, asked, self.near)
+        batch = min(asked.batch or find_batch(flow, asked, self.near), asked.n)
         shard = asked.shard or find_shard(flow, asked, batch)
+        batch = min(batch, shard)
+        refuse(f"a shard of {shard} samples", 3 * shard * size(flow), "use a smaller --shard")
         job = Job(
             settings=asked,
             model=args.model,
-            plan=flow.plan(args.plan[0], tol=args.tol, init=args.init),
-            batch=min(batch, shard),
+            plan=resolve(args.plan[0], flow, asked, batch),
+            batch=batch,
             shard=shard,
             weights=fingerprint(flow),
             dtype=str(next(flow.parameters()).dtype).removeprefix("torch."),
@@ -151,12 +155,13 @@ def follow(args: Args, job: Job, device: torch.device, held: ExitStack) -> Flow:
 
 def settings(args: Args, flow: Flow) -> Settings:
     """What the options ask for, checked against the model."""
-    plan = flow.plan(args.plan[0], tol=args.tol, init=args.init)
+    check_model(args, flow)
+    name = args.plan[0]
     found = Settings(
         n=args.n,
         seed=args.seed,
         labels=label_cycle(args.labels, flow.num_classes),
-        plan=args.plan[0] if args.plan[0] in PLANS else plan.to_json(),
+        plan=name if name in PLANS else flow.plan(name).to_json(),
         tol=args.tol,
         init=args.init,
         guidance=args.guidance,
@@ -171,17 +176,27 @@ def settings(args: Args, flow: Flow) -> Settings:
         shard=args.shard or 0,
     )
     flow.bound_blocks(1, guidance=found.guide_options())  # raises if this flow takes no guidance
+    if name != "auto":
+        resolve(name, flow, found, 1)
     if found.format == "png" and as_images(torch.zeros(1, *flow.data_shape)) is None:
         raise ValueError(f"--format png: samples of shape {list(flow.data_shape)} are no pictures, use npz")
     return found
 
 
+def resolve(name: str, flow: Flow, asked: Settings, batch: int) -> Plan:
+    """The plan of that name or file; "auto" is tuned for the batches that will be decoded."""
+    if name != "auto":
+        return flow.plan(name, tol=asked.tol, init=asked.init)
+    given = {"labels": turn(asked.labels, 0, batch), "guidance": asked.guide_options()}
+    return flow.plan(name, n=batch, **given)
+
+
 def room(flow: Flow, job: Job, folder: Path) -> None:
     """Refuse what the disk cannot hold."""
-    size = math.prod(flow.data_shape) * next(flow.parameters()).element_size()
+    each = size(flow)
     if job.settings.format == "png":
-        size = math.prod(flow.data_shape) // 10  # as small as packed pixels may get
-    need, free = size * (job.settings.n - done(folder, job)), shutil.disk_usage(folder).free
+        each = math.prod(flow.data_shape) // 10  # as small as packed pixels may get
+    need, free = each * (job.settings.n - done(folder, job)), shutil.disk_usage(folder).free
     if need > free:
         raise JobError(
             f"-n {job.settings.n} needs {need / 1e9:,.1f} GB more in {folder}, the disk has "
@@ -197,7 +212,5 @@ def tell(args: Args, job: Job, outcome: Outcome) -> None:
     counts = ", ".join(f"{count:,} {name.lower()}" for name, count in outcome.status.items())
     lines = [f"{job.settings.n:,} samples in {outcome.shards:,} shards of {args.out}, {made}", counts]
     if outcome.smaller:
-        lines.append(
-            f"memory ran out in {outcome.smaller:,} shards: their records say in which batches they are"
-        )
+        lines.append(f"memory ran out in {outcome.smaller:,} shards: their records give the smaller batches")
     report(doc, "\n".join(lines), as_json=args.json)

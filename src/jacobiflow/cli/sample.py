@@ -101,7 +101,8 @@ def main(argv: Sequence[str]) -> None:
         return
     flow = load(args.model, device=pick_device(args.device))
     guide = Guidance(weight=args.guidance, annealed=args.annealed, what=args.guide, attn_temp=args.attn_temp)
-    check_flow(args, flow)
+    check_model(args, flow)
+    check_memory(args, flow)
     labels = parse_labels(args.labels, args.n, flow.num_classes)
     flow.bound_blocks(1, guidance=guide)  # raises if this flow takes no guidance
     if guide.weight and labels is None and guide.attn_temp == 1:
@@ -181,14 +182,18 @@ def check(args: Args) -> None:
         raise ValueError(f"--tol and --init are for {' and '.join(SWEPT)}; sequential decoding is exact")
 
 
-def check_flow(args: Args, flow: Flow) -> None:
-    """What can be wrong with this model."""
+def check_model(args: Args, flow: Flow) -> None:
+    """What this model cannot do."""
     if flow.context_features:
         raise ValueError(
             "this flow needs context, which the command line cannot give; use flow.sample in Python"
         )
     if args.denoise and not getattr(flow.config, "noise_std", 0.0):
         raise ValueError("--denoise: this flow was trained without Gaussian noise, leave it out")
+
+
+def check_memory(args: Args, flow: Flow) -> None:
+    """Refuse what does not fit at once."""
     # Noise is drawn in float64; then there are z and the answers of all plans in the flow's own type.
     need = args.n * math.prod(flow.latent_shape) * (8 + 4 * (2 + len(args.plan)))
     if need > memory():

@@ -7,7 +7,24 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from jacobiflow.core.types import JacobiflowError
+
+BILLION = 10**9
 CONTROL = Path("/sys/fs/cgroup")  # where Linux tells a container its limits
+
+
+class SizeError(JacobiflowError, ValueError):
+    """Something that this machine cannot hold."""
+
+
+def refuse(what: str, need: int, advice: str) -> None:
+    """Raise if `what` needs more bytes than this machine has, whatever is done."""
+    limit = memory()
+    if need > limit:
+        size = min(need, 10**21) // BILLION  # beyond that the number says no more
+        raise SizeError(
+            f"{what} takes {size:,} GB of memory, this machine has {limit / BILLION:,.0f} GB: {advice}"
+        )
 
 
 def memory() -> float:

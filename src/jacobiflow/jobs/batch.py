@@ -78,6 +78,10 @@ def _peak() -> int:
 
 def find_shard(flow: Flow, settings: Settings, batch: int) -> int:
     """Samples a file: whole batches, about SHARD_SAMPLES of them and no more than SHARD_BYTES."""
-    size = math.prod(flow.data_shape) * next(flow.parameters()).element_size()
-    most = min(SHARD_SAMPLES, max(1, SHARD_BYTES // size), settings.n)
+    most = min(SHARD_SAMPLES, max(1, SHARD_BYTES // size(flow)), settings.n)
     return max(1, most // batch) * batch
+
+
+def size(flow: Flow) -> int:
+    """Bytes of one sample."""
+    return math.prod(flow.data_shape) * next(flow.parameters()).element_size()

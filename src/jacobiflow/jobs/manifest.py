@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from jacobiflow.core.plan import Plan
-from jacobiflow.core.records import RecordError, build, parse_json
+from jacobiflow.core.records import RecordError, build, parse_json, read_text
 from jacobiflow.core.types import JacobiflowError
 from jacobiflow.flows.checkpoint import write_atomically
 from jacobiflow.flows.flow import Flow
@@ -114,8 +114,8 @@ class Job:
         """The job in `folder`, if there is one."""
         path = folder / FILE
         try:
-            return cls.from_json(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            return cls.from_json(read_text(path))
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise JobError(

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from jacobiflow.core.records import parse_json
+from jacobiflow.core.records import parse_json, read_text
 from jacobiflow.core.types import Status
 from jacobiflow.data.pictures import as_images, to_pixels
 
@@ -98,7 +98,7 @@ class Record:
     def read(cls, folder: Path, shard: Shard) -> Record | None:
         """The record of `shard`, if it has one that can be that shard's."""
         try:
-            doc = parse_json((folder / shard.record).read_text(encoding="utf-8"))
+            doc = parse_json(read_text(folder / shard.record))
             found = cls(**doc)
             fits = (found.first, found.count) == (shard.first, shard.count) and found.batch > 0
             fits = fits and found.status.keys() <= NAMES and sum(found.status.values()) == shard.count
