@@ -9,6 +9,7 @@ import warnings
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -187,8 +188,9 @@ def resolve(name: str, flow: Flow, asked: Settings, batch: int) -> Plan:
     """The plan of that name or file; "auto" is tuned for the batches that will be decoded."""
     if name != "auto":
         return flow.plan(name, tol=asked.tol, init=asked.init)
-    given = {"labels": turn(asked.labels, 0, batch), "guidance": asked.guide_options()}
-    return flow.plan(name, n=batch, **given)
+    labels, guide = turn(asked.labels, 0, batch), asked.guide_options()
+    given: dict[str, Any] = {"n": batch, "labels": labels, "guidance": guide}
+    return flow.plan(name, **given)
 
 
 def room(flow: Flow, job: Job, folder: Path) -> None:
