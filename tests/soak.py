@@ -1,5 +1,5 @@
-"""Samples for as many processor seconds as it is told, at changing batch sizes and plans, and prints how
-memory went: the most that was held between two draws, in the warm-up and in each tenth of the time after it.
+"""Samples for as many processor seconds as it is told, at changing batch sizes (to the one that it is told)
+and plans, and prints how memory went: the most that was held between two draws, in the warm-up and in each tenth of the time after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 
 import jacobiflow as jf
 
-BATCH = 32  # the largest one
 WINDOWS = jf.Method(width=8, tol=1e-3)
 
 
@@ -38,22 +37,22 @@ def kinds() -> Iterator[tuple[jf.Flow, dict[str, Any]]]:
     yield vector, {"tol": 1e-2, "init": "noise"}
 
 
-def main(seconds: float) -> None:
+def main(seconds: float, batch: int) -> None:
     torch.set_num_threads(1)
     draw, every, draws = random.Random(0), list(kinds()), 0
     warm = 0
     for _ in range(2):
         for flow, options in every:
-            flow.sample(BATCH, seed=0, **options)
+            flow.sample(batch, seed=0, **options)
             warm = max(warm, held())
     began, after = time.process_time(), [0] * 10
     while (share := (time.process_time() - began) / seconds) < 1:
         flow, options = draw.choice(every)
-        flow.sample(draw.randint(1, BATCH), seed=draws, **options)
+        flow.sample(draw.randint(1, batch), seed=draws, **options)
         draws += 1
         after[int(10 * share)] = max(after[int(10 * share)], held())
     print(json.dumps({"draws": draws, "warm-up": warm, "after": after}))
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    main(float(sys.argv[1]), int(sys.argv[2]))

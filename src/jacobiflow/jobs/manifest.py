@@ -21,6 +21,7 @@ from jacobiflow.core.types import JacobiflowError
 from jacobiflow.flows.checkpoint import write_atomically
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.native import library
 from jacobiflow.jobs.shards import Format, Shard
 
 FILE = "manifest.json"
@@ -148,11 +149,12 @@ def fingerprint(flow: Flow) -> str:
 
 def versions(device: torch.device, own: str) -> dict[str, str]:
     """What else than settings and weights can change the last bits of a sample."""
-    cuda = device.type == "cuda"
+    cuda, native = device.type == "cuda", library()
     return {
         "jacobiflow": own,
         "torch": torch.__version__,
         "numpy": np.__version__,
+        "transformer": "torch" if native is None else Path(native._name).stem,
         "machine": torch.cuda.get_device_name(device) if cuda else f"{platform.machine()} {_capability()}",
     }
 
