@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"jacobiflow: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    from jacobiflow.core.memory import out_of_memory
     from jacobiflow.core.types import JacobiflowError
 
     command: Any = importlib.import_module(f"jacobiflow.cli.{name}")
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (JacobiflowError, ValueError, TypeError, OSError, MemoryError) as error:
         return _complain(name, error)
     except RuntimeError as error:
-        if type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error):
+        if out_of_memory(error):
             return _complain(name, error)
         raise
     except KeyboardInterrupt:

@@ -87,8 +87,14 @@ def parse_labels(text: str | None, n: int, classes: int) -> torch.Tensor | None:
     >>> parse_labels("0-2,7", 6, 10).tolist()
     [0, 1, 2, 7, 0, 1]
     """
+    cycle = label_cycle(text, classes)
+    return torch.tensor(cycle)[torch.arange(n) % len(cycle)] if cycle else None
+
+
+def label_cycle(text: str | None, classes: int) -> tuple[int, ...]:
+    """The labels that samples take in turn; () is none."""
     if text is None or text == "none":
-        return None
+        return ()
     if not classes:
         raise ValueError("this model takes no labels: leave --labels out")
     found: list[int] = []
@@ -101,7 +107,7 @@ def parse_labels(text: str | None, n: int, classes: int) -> torch.Tensor | None:
         if high < low or high >= classes:
             raise ValueError(f"--labels {part.strip()} is outside 0-{classes - 1}")
         found += range(low, high + 1)
-    return torch.tensor(found)[torch.arange(n) % len(found)]
+    return tuple(found)
 
 
 def pick_device(name: str) -> torch.device:

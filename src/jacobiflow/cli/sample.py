@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,14 +27,16 @@ from jacobiflow.cli.options import (
     report,
     table,
 )
+from jacobiflow.core.memory import memory
 from jacobiflow.core.types import Decoded
-from jacobiflow.data.pictures import save_grid
+from jacobiflow.data.pictures import as_images, save_grid
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 
 SWEPT = ("uniform", "selective")  # the plans that take --tol and --init
 NAMED = ("sequential", *SWEPT, "auto")
+LARGE = 100_000  # samples that are a job even if nobody says so
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,11 @@ class Args:
     needed and how far it is from exact sequential decoding. Into --out go a grid of each plan, the
     samples (samples.npz), the figures (report.json) and the convergence plot.
 
+    With --format, or 100,000 samples and more, it is a job: samples go into shards, and the same
+    command goes on where it was, whatever stopped it.
+
     example: jacobiflow sample mnist -n 64 --labels 0-9 --plan selective --out out
+             jacobiflow sample mnist -n 1000000 --labels 0-9 --format npz --out million
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
@@ -83,16 +88,29 @@ class Args:
     """Folder for what is written."""
     json: bool = False
     """Print JSON instead of a table."""
+    format: Annotated[Literal["npz", "safetensors", "png"] | None, tyro.conf.arg(metavar="FORMAT")] = None
+    """Job: what shards are, npz, safetensors or png."""
+    batch: Annotated[Literal["auto"] | int, tyro.conf.arg(metavar="BATCH")] = "auto"
+    """Job: samples decoded at a time; auto is as memory allows."""
+    shard: Annotated[int | None, tyro.conf.arg(metavar="SHARD")] = None
+    """Job: samples a shard. Left out: about 1,000, and at most 64 MB."""
+    threads: Annotated[int | None, tyro.conf.arg(metavar="THREADS")] = None
+    """Job: threads of each process. Left out: 1; use more processes instead."""
 
 
 def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = parse(Args, argv, command="sample")
     check(args)
+    if is_job(args):
+        from jacobiflow.cli import job  # locks need a Unix
+
+        job.main(args)
+        return
     flow = load(args.model, device=pick_device(args.device))
     guide = Guidance(weight=args.guidance, annealed=args.annealed, what=args.guide, attn_temp=args.attn_temp)
-    refuse_context(flow, "flow.sample")
-    check_flow(args, flow)
+    check_model(args, flow)
+    check_memory(args, flow)
     labels = parse_labels(args.labels, args.n, flow.num_classes)
     flow.bound_blocks(1, guidance=guide)  # raises if this flow takes no guidance
     if guide.weight and labels is None and guide.attn_temp == 1:
@@ -143,6 +161,18 @@ def main(argv: Sequence[str]) -> None:
     report(doc, f"{show(rows)}\n\nwritten to {args.out}: {names}", as_json=args.json)
 
 
+def is_job(args: Args) -> bool:
+    """Whether samples are to be drawn as a job; 10^9 is the most that one takes."""
+    alone = len(args.plan) == 1 and not args.time_at and args.repeats == 1
+    if args.format is not None or (LARGE <= args.n <= 10**9 and alone):
+        return True
+    if args.batch != "auto" or args.shard is not None or args.threads is not None:
+        raise ValueError(
+            "--batch, --shard and --threads belong to jobs: add --format npz, safetensors or png"
+        )
+    return False
+
+
 def check(args: Args) -> None:
     """What can be wrong whatever the model is."""
     if args.n < 1 or args.repeats < 1 or any(not 1 <= b <= args.n for b in args.time_at):
@@ -160,10 +190,15 @@ def check(args: Args) -> None:
         raise ValueError(f"--tol and --init are for {' and '.join(SWEPT)}; sequential decoding is exact")
 
 
-def check_flow(args: Args, flow: Flow) -> None:
-    """What can be wrong with this model."""
+def check_model(args: Args, flow: Flow) -> None:
+    """What this model cannot do."""
+    refuse_context(flow, "flow.sample")
     if args.denoise and not getattr(flow.config, "noise_std", 0.0):
         raise ValueError("--denoise: this flow was trained without Gaussian noise, leave it out")
+
+
+def check_memory(args: Args, flow: Flow) -> None:
+    """Refuse what does not fit at once."""
     # Noise is drawn in float64; then there are z and the answers of all plans in the flow's own type.
     need = args.n * math.prod(flow.latent_shape) * (8 + 4 * (2 + len(args.plan)))
     if need > memory():
@@ -171,14 +206,6 @@ def check_flow(args: Args, flow: Flow) -> None:
             f"-n {args.n} needs at least {need / 1e9:,.0f} GB of memory, this machine has "
             f"{memory() / 1e9:,.0f} GB: draw fewer at a time"
         )
-
-
-def memory() -> float:
-    """Bytes of memory of this machine."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, OSError, ValueError):  # not on every system
-        return math.inf
 
 
 def write(args: Args, flow: Flow, labels: Tensor | None, outs: dict[str, Decoded]) -> list[str]:
@@ -221,14 +248,6 @@ def stems(plans: Sequence[str]) -> list[str]:
 def plain(value: Any) -> Any:
     """A number that JSON knows: what is not finite becomes null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def as_images(x: Tensor) -> Tensor | None:
-    """Samples as pictures [N, C, H, W], if they can be."""
-    if x.ndim == 4:
-        return x if x.shape[1] in (1, 3) else None
-    side = math.isqrt(x.shape[1])
-    return x.reshape(-1, 1, side, side) if side > 3 and side**2 == x.shape[1] else None
 
 
 def columns(n: int, labels: str | None) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from jacobiflow.cli.options import listing, note, parse, pick_device
 from jacobiflow.data.sources import DataConfig, Images, load_images
@@ -18,7 +17,7 @@ from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
 from jacobiflow.training.loop import Trainer, TrainingError
 from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_names
-from jacobiflow.training.world import World
+from jacobiflow.training.world import World, leave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +71,13 @@ def main(argv: Sequence[str]) -> None:
     try:
         train(recipe, args.out, pick_device(args.device), world)
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave()
 
 
 def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None:
     """Build flow and data by the recipe and run it."""
     images = load_for(recipe)
-    if device.type == "cuda" and world.size > 1:
-        device = torch.device("cuda", world.local)
-        torch.cuda.set_device(device)
+    device = world.device(device)
     torch.manual_seed(recipe.training.seed)
     flow = build_flow(recipe.model).to(device)
     trainer = Trainer(recipe, flow, *images, out, world)

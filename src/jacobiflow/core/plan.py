@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from jacobiflow.core.records import read_text
 from jacobiflow.core.types import Init, JacobiflowError, Method
 
 FORMAT = "jacobiflow-plan"
@@ -102,8 +103,8 @@ class Plan:
     def load(cls, path: str | Path) -> Plan:
         """Read a plan that `save` wrote."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(Path(path))
+        except (OSError, ValueError) as error:
             raise PlanError(f"cannot read the plan {path}: {error}") from None
         try:
             return cls.from_json(text)

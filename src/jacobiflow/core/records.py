@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from dataclasses import is_dataclass
+from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -15,6 +19,17 @@ class RecordError(JacobiflowError, ValueError):
 
 
 T = TypeVar("T")
+LARGEST = 16 * 2**20  # bytes of a config, a plan, a recipe
+
+
+def read_text(path: Path) -> str:
+    """The text of a small plain file; nothing that never ends, or that fills the memory, is begun."""
+    mode, size = (found := path.stat()).st_mode, found.st_size
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode) or size > LARGEST:
+        raise RecordError(f"it is not a plain file of at most {LARGEST // 2**20} MiB")
+    return path.read_text(encoding="utf-8")
 
 
 def parse_json(text: str) -> Any:

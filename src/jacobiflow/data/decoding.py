@@ -20,6 +20,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
+from jacobiflow.core.memory import memory
 from jacobiflow.data.config import DataError, Fit
 
 Pixels = npt.NDArray[np.uint8]
@@ -85,9 +86,7 @@ class Part(Protocol):
 
 def check_memory(count: int, what: str) -> None:
     """Refuse arrays of more bytes than this machine can hold, before anything is allocated."""
-    limit = MAX_BYTES
-    with suppress(AttributeError, OSError, ValueError):  # not every system tells
-        limit = min(limit, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    limit = min(MAX_BYTES, memory())
     if count > limit:
         raise DataError(
             f"{what} would take {count / 1e9:,.1f} GB of memory and {limit / 1e9:,.1f} GB is the most: "

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
+
+
+def as_images(x: Tensor) -> Tensor | None:
+    """Samples as pictures [N, C, H, W], if they can be."""
+    if x.ndim == 4:
+        return x if x.shape[1] in (1, 3) else None
+    side = math.isqrt(x.shape[1])
+    return x.reshape(-1, 1, side, side) if side > 3 and side**2 == x.shape[1] else None
 
 
 def to_pixels(x: Tensor) -> np.ndarray:

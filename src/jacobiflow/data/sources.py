@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from dataclasses import dataclass
+from math import isqrt
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from jacobiflow.data.arrays import open_npz
 from jacobiflow.data.config import DataConfig, DataError
-from jacobiflow.data.decoding import SUFFIXES, Form, Part, Pictures, Rows
+from jacobiflow.data.decoding import MAX_PIXELS, SUFFIXES, Form, Part, Pictures, Rows
 from jacobiflow.data.folder import open_folder
 from jacobiflow.data.hub import is_dataset, open_dataset
 
@@ -61,8 +62,8 @@ def load_images(
     >>> train.pixels.shape, validation.labels.shape
     (torch.Size([36, 1, 4, 4]), torch.Size([4]))
     """
-    if image_size is not None and image_size < 1:
-        raise DataError(f"the image size must be 1 or more, not {image_size}")
+    if image_size is not None and not 1 <= image_size <= isqrt(MAX_PIXELS):
+        raise DataError(f"the image size must be from 1 to {isqrt(MAX_PIXELS):,}, not {image_size}")
     if channels not in (None, 1, 3):
         raise DataError(f"images have 1 (grey) or 3 (RGB) channels, not {channels}")
     train, own = _open(config)

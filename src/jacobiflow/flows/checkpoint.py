@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from jacobiflow.core.records import RecordError, build, parse_json
+from jacobiflow.core.records import RecordError, build, parse_json, read_text
 from jacobiflow.core.types import JacobiflowError
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
@@ -231,7 +231,7 @@ def _read(folder: Path, dtype: torch.dtype) -> Flow:
 def _read_doc(path: Path) -> dict[str, Any]:
     """config.json as plain data of our format."""
     try:
-        doc = parse_json(path.read_text(encoding="utf-8"))
+        doc = parse_json(read_text(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}: it is not a checkpoint") from None
     except (OSError, ValueError) as error:

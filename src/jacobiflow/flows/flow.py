@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from jacobiflow.core.decode import decode
 from jacobiflow.core.implicit import attach
+from jacobiflow.core.memory import refuse
 from jacobiflow.core.plan import Plan, PlanError
 from jacobiflow.core.types import (
     INITS,
@@ -152,6 +154,9 @@ class Flow(nn.Module, ABC):
         """Standard normal z of samples start .. start + n - 1; row i depends on (seed, i) only."""
         if n < 0 or start < 0:
             raise ValueError(f"noise takes n and start of 0 or more, not {n} and {start}")
+        refuse(f"noise of {short(n)} samples", 8 * n * math.prod(self.latent_shape), "draw fewer at a time")
+        if start + n > 2**63:
+            raise ValueError(f"samples are numbered up to 2^63, not {short(start + n)}")
         key = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
         rows = np.empty((n, *self.latent_shape))
         for i in range(n):

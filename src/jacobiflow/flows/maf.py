@@ -20,7 +20,7 @@ from jacobiflow.core.types import Block, Init
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.masked import ACTIVATIONS, Activation, BoundMaskedBlock, MaskedMLP, layer_widths
-from jacobiflow.flows.weights import linear_shapes
+from jacobiflow.flows.weights import check_size, linear_shapes
 
 Scale = Literal["softplus", "sigmoid", "exp"]
 
@@ -123,6 +123,7 @@ class MAF(Flow):
     default_tol: ClassVar[float] = 1e-4
 
     def __init__(self, config: MAFConfig) -> None:
+        check_size(config.shapes())
         super().__init__()
         self.config = config
         self.bijector = config.bijector()

@@ -19,7 +19,7 @@ from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, GuidedBlock
 from jacobiflow.flows.native_transformer import NativeCache, NativeNet
 from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, KVCache
-from jacobiflow.flows.weights import Watch, linear_shapes
+from jacobiflow.flows.weights import Watch, check_size, linear_shapes
 
 CACHE_BYTES = 16 << 20  # keys and values of the rows that a CPU solves at a time: they stay in its last cache
 
@@ -227,6 +227,7 @@ class TarFlow(Flow):
     default_deviation: ClassVar[float] = 0.05
 
     def __init__(self, config: TarFlowConfig) -> None:
+        check_size(config.shapes())
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleList(PatchBlock(config) for _ in range(config.blocks))

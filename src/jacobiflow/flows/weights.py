@@ -1,15 +1,20 @@
-"""Weights as data: what shapes they have, and whether they have changed."""
+"""Weights as data: what shapes they have, whether they fit, and whether they have changed."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from jacobiflow.core.memory import SizeError, refuse
+
 SAMPLED = 61  # numbers looked at in each tensor
+MOST = 100_000  # tensors of a model
 
 
 class Watch:
@@ -61,3 +66,12 @@ def linear_shapes(name: str, inputs: int, outputs: int) -> Iterator[tuple[str, t
     """The tensors of a linear layer."""
     yield f"{name}.weight", (outputs, inputs)
     yield f"{name}.bias", (outputs,)
+
+
+def check_size(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    """Refuse a model that this machine cannot hold, before any of it is made."""
+    found = list(islice(shapes, MOST + 1))
+    size = torch.get_default_dtype().itemsize * sum(math.prod(shape) for _, shape in found)
+    refuse("a model of this config", size, "make it smaller")
+    if len(found) > MOST:
+        raise SizeError(f"a model of this config has more than {MOST:,} tensors: make it smaller")

@@ -11,8 +11,6 @@ import copy
 import inspect
 import json
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -30,7 +28,7 @@ from jacobiflow.flows.flow import Flow, standard_normal
 from jacobiflow.training.log import Log
 from jacobiflow.training.recipe import Recipe, TrainingConfig
 from jacobiflow.training.state import load_state, save_state
-from jacobiflow.training.world import World
+from jacobiflow.training.world import StopKey, World
 
 # What may change when a run goes on: it decides what is written, or how a step is computed, not what it is.
 FREE = {
@@ -133,7 +131,7 @@ class Trainer:
         step = self.resume()
         order = batches(len(self.train), self.config.batch_size, self.config.seed, step)
         began, seen = time.perf_counter(), 0
-        with self._log(step) as log, _StopKey() as stop:
+        with self._log(step) as log, StopKey() as stop:
             while step < self.total and not self.world.any(stop.pressed):
                 loss, norm = self.step(step, next(order))
                 step += 1
@@ -296,25 +294,3 @@ def _no_buffers() -> dict[str, Any]:
     """The option, by its name in this torch, that leaves buffers alone: they are the same everywhere."""
     names = inspect.signature(nn.parallel.DistributedDataParallel).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
-
-
-class _StopKey:
-    """Remembers a Ctrl-C, so that a run ends between two steps; the second one ends it at once."""
-
-    def __init__(self) -> None:
-        self.pressed = False
-
-    def __enter__(self) -> _StopKey:
-        self.before = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self.press)
-        return self
-
-    def press(self, *_: object) -> None:
-        if self.pressed:
-            raise KeyboardInterrupt
-        self.pressed = True
-
-    def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self.before)

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
 
-from jacobiflow.core.records import RecordError, build
+from jacobiflow.core.records import RecordError, build, read_text
 from jacobiflow.data.sources import DataConfig
 from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.maf import MAFConfig
@@ -91,8 +91,8 @@ class Recipe:
         path = Path(name_or_path)
         if path.suffix == ".toml":
             try:
-                text = path.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
+                text = read_text(path)
+            except (OSError, ValueError) as error:
                 raise RecipeError(f"cannot read the recipe {path}: {error}") from None
         elif str(name_or_path) in recipe_names():
             folder = files("jacobiflow.training") / "recipes"
@@ -102,7 +102,9 @@ class Recipe:
             raise RecipeError(f"no recipe is called {str(name_or_path)!r}: use a TOML file or {known}")
         try:
             return cls.from_dict(tomllib.loads(text))
-        except (RecordError, tomllib.TOMLDecodeError) as error:
+        except RecursionError:
+            raise RecipeError(f"{name_or_path}: it is nested too deeply") from None
+        except ValueError as error:  # a RecordError, or one of tomllib's
             raise RecipeError(f"{name_or_path}: {error}") from None
 
     @classmethod

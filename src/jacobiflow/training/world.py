@@ -3,35 +3,56 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from jacobiflow.core.types import JacobiflowError
+
+T = TypeVar("T")
+ECHO = 2.0  # seconds in which torchrun repeats a Ctrl-C that its processes have had already
+
 
 @dataclass(frozen=True)
 class World:
-    """Process `rank` of `size`, number `local` on this machine."""
+    """Process `rank` of `size`; number `local` of `near` on this machine."""
 
     rank: int = 0
     size: int = 1
     local: int = 0
+    near: int = 1
 
     @classmethod
     def from_environment(cls) -> World:
         """As torchrun says; joins the process group if there is more than one."""
-        size = int(os.environ.get("WORLD_SIZE", "1"))
+        size = _number("WORLD_SIZE", 1)
         if size == 1:
             return cls()
         if not dist.is_initialized():
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        return cls(dist.get_rank(), size, int(os.environ.get("LOCAL_RANK", "0")))
+        return cls(dist.get_rank(), size, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", size))
 
     @property
     def leader(self) -> bool:
         """Whether this process writes files."""
         return self.rank == 0
+
+    def device(self, device: torch.device) -> torch.device:
+        """This process's own device of the kind that was asked for."""
+        if device.type != "cuda" or self.size == 1:
+            return device
+        mine = torch.device("cuda", self.local)
+        torch.cuda.set_device(mine)
+        return mine
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean of all processes' x, the same numbers on each."""
@@ -44,3 +65,81 @@ class World:
         """Whether any process says so; all wait for each other here."""
         vote = torch.tensor(float(flag))  # on the CPU: gloo waits longer than NCCL for a leader that writes
         return bool(self.mean(vote) > 0)
+
+    def share(self, make: Callable[[], T]) -> T:
+        """What `make` returns on the leader, on every process; if it fails there, the others end quietly."""
+        box: list[Any] = [None, False]
+        if self.leader:
+            try:
+                box = [make(), True]
+            finally:
+                if self.size > 1:
+                    dist.broadcast_object_list(box)
+        else:
+            _together(dist.broadcast_object_list, box)
+        if not box[1]:
+            raise SystemExit(2)
+        return box[0]  # type: ignore[no-any-return]
+
+    def patience(self) -> Any:
+        """A group for `gather` whose processes may wait days for each other; all must ask for it."""
+        return dist.new_group(backend="gloo", timeout=timedelta(days=30)) if self.size > 1 else None
+
+    def gather(self, mine: T, group: Any) -> list[T]:
+        """What every process brings, in the order of their ranks; all wait for each other here."""
+        found: list[Any] = [mine] * self.size
+        if self.size > 1:
+            _together(dist.all_gather_object, found, mine, group=group)
+        return found
+
+
+def _together(collective: Callable[..., Any], *args: Any, **options: Any) -> None:
+    try:
+        collective(*args, **options)
+    except RuntimeError:  # gloo's way to say that a connection was closed
+        raise JacobiflowError("another process has ended; the same command goes on from here") from None
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdigit()):
+        raise JacobiflowError(f"{name} in the environment must be a whole number, not {text!r}")
+    return int(text)
+
+
+def leave() -> None:
+    """Let go of the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class StopKey:
+    """Remembers a Ctrl-C, so that work ends in a good place; the second one ends it at once.
+
+    Other signals can be treated the same. Of several processes each may get the same Ctrl-C twice,
+    from the terminal and from torchrun: what follows at once is no second one.
+    """
+
+    def __init__(self, *others: signal.Signals) -> None:
+        self.signals = (signal.SIGINT, *others)
+        self.pressed = False
+        self.when = 0.0
+
+    def __enter__(self) -> StopKey:
+        self.before = [signal.getsignal(number) for number in self.signals]
+        if threading.current_thread() is threading.main_thread():
+            for number in self.signals:
+                signal.signal(number, self.press)
+        return self
+
+    def press(self, number: int, frame: FrameType | None) -> None:
+        echo = _number("WORLD_SIZE", 1) > 1 and time.monotonic() < self.when + ECHO
+        if self.pressed and not echo:
+            raise KeyboardInterrupt
+        if not self.pressed:
+            self.pressed, self.when = True, time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in zip(self.signals, self.before, strict=True):
+                signal.signal(number, handler)

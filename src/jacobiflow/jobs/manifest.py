@@ -1,0 +1,174 @@
+"""The manifest of a job: what was asked for, and what that was resolved to, once.
+
+Every process and every start of the job uses it, so that they all do the same work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from jacobiflow.core.native import library
+from jacobiflow.core.plan import Plan
+from jacobiflow.core.records import RecordError, build, parse_json, read_text
+from jacobiflow.core.types import JacobiflowError
+from jacobiflow.flows.checkpoint import write_atomically
+from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.weights import digest
+from jacobiflow.jobs.shards import Format, Shard
+
+FILE = "manifest.json"
+FORMAT = "jacobiflow-samples"
+
+
+class JobError(JacobiflowError):
+    """A job that cannot start or go on; nothing that it has written is lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a job is asked for. Whoever goes on with it must ask for the same."""
+
+    n: int
+    seed: int = 0
+    labels: tuple[int, ...] = ()  # in turn; () is none
+    plan: str = "selective"  # its name, or the JSON of one that has none
+    tol: float | None = None
+    init: Literal["zeros", "noise", "previous"] | None = None
+    guidance: float = 0.0
+    guide: Literal["a", "b", "ab"] = "ab"
+    annealed: bool = False
+    attn_temp: float = 1.0
+    denoise: bool = False
+    format: Format = "npz"
+    device: str = "cpu"
+    threads: int = 1
+    batch: int = 0  # 0: as memory allows
+    shard: int = 0  # 0: a size that is handy
+
+    def guide_options(self) -> Guidance:
+        """Guidance as a flow takes it."""
+        return Guidance(
+            weight=self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Settings, and all that follows from them, the model and the machine on which they were given."""
+
+    settings: Settings
+    model: str
+    plan: Plan
+    batch: int
+    shard: int
+    weights: str  # `fingerprint` of the flow
+    dtype: str
+    versions: dict[str, str]
+    revision: str | None = None  # of a model from the hub
+
+    def __post_init__(self) -> None:
+        if min(self.batch, self.shard, self.settings.n, self.settings.threads) < 1:
+            raise RecordError("n, batch, shard and threads must be 1 or more")
+
+    @property
+    def count(self) -> int:
+        """How many shards there are."""
+        return -(-self.settings.n // self.shard)
+
+    def part(self, number: int) -> Shard:
+        """Shard `number`."""
+        first = number * self.shard
+        return Shard(number, first, min(self.shard, self.settings.n - first), self.settings.format)
+
+    def to_json(self) -> str:
+        """As text that `from_json` reads."""
+        doc = {"format": FORMAT, "version": 1, **asdict(self), "plan": json.loads(self.plan.to_json())}
+        return json.dumps(doc | {"checksum": _checksum(doc)}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """The job of `to_json`; a RecordError says what is wrong with any other text."""
+        doc = parse_json(text)
+        if not isinstance(doc, dict) or doc.get("format") != FORMAT or doc.get("version") != 1:
+            raise RecordError(f'it is not a manifest ("format": "{FORMAT}", "version": 1)')
+        if doc.pop("checksum", None) != _checksum(doc):
+            raise RecordError("its checksum is wrong")
+        plain: dict[str, Any] = {f.name: doc[f.name] for f in fields(cls)}
+        plain["settings"] = build(Settings, plain["settings"], "settings")
+        plain["plan"] = Plan.from_json(json.dumps(plain["plan"]))
+        return cls(**plain)
+
+    def save(self, folder: Path) -> None:
+        """Write the manifest into `folder`, in one step."""
+        write_atomically(folder / FILE, lambda name: Path(name).write_text(self.to_json(), encoding="utf-8"))
+
+    @classmethod
+    def load(cls, folder: Path) -> Job | None:
+        """The job in `folder`, if there is one."""
+        path = folder / FILE
+        try:
+            return cls.from_json(read_text(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise JobError(
+                f"{path} is damaged ({_line(error)}): restore it, or begin again in a new --out"
+            ) from None
+
+    def compare(self, other: Settings, weights: str, folder: Path) -> None:
+        """Refuse to go on with other settings or another model."""
+        mine, its = asdict(self.settings), asdict(other)
+        for name in ("batch", "shard"):  # what "auto" has become may also be asked for
+            mine[name] = its[name] if its[name] == getattr(self, name) else mine[name]
+        changed = [f"{k} {_say(mine[k])}, now {_say(its[k])}" for k in mine if mine[k] != its[k]]
+        if changed:
+            raise JobError(
+                f"{folder} holds a job with other settings ({'; '.join(changed)}): "
+                "use those, or begin in a new --out"
+            )
+        if weights != self.weights:
+            raise JobError(f"{folder} holds samples of another model than this: begin in a new --out")
+
+
+def fingerprint(flow: Flow) -> str:
+    """The same for the same config and weights."""
+    return digest(flow.state_dict(), flow.family, repr(flow.config))
+
+
+def versions(device: torch.device, own: str) -> dict[str, str]:
+    """What else than settings and weights can change the last bits of a sample."""
+    cuda, native = device.type == "cuda", library()
+    return {
+        "jacobiflow": own,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "transformer": "torch" if native is None else Path(native._name).stem,
+        "machine": torch.cuda.get_device_name(device) if cuda else f"{platform.machine()} {_capability()}",
+    }
+
+
+def _capability() -> str:
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
+def _checksum(doc: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(doc, sort_keys=True).encode()).hexdigest()
+
+
+def _say(value: Any) -> str:
+    """A setting, short: plans are long."""
+    text = "auto" if value == 0 and type(value) is int else str(value)
+    return text if len(text) < 40 else f"{text[:36]} ..."
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

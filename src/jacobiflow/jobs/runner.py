@@ -1,0 +1,147 @@
+"""Running a job: what is damaged or missing is shared out, decoded and written, by one process or many."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jacobiflow.core.memory import out_of_memory
+from jacobiflow.core.types import STATUSES
+from jacobiflow.flows.checkpoint import write_atomically
+from jacobiflow.flows.flow import Flow
+from jacobiflow.jobs.manifest import FILE, Job, JobError
+from jacobiflow.jobs.progress import Progress, done
+from jacobiflow.jobs.shards import PARTIAL, RECORDS, SHARDS, Record, Shard, finish, turn
+from jacobiflow.training.world import StopKey, World
+
+SUMS = "SHA256SUMS"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished job holds."""
+
+    shards: int
+    made: int  # shards that this run has made, over all processes
+    status: dict[str, int]  # how many samples ended how
+    smaller: int  # shards that were decoded in smaller batches because memory ran out
+
+
+def clear(folder: Path) -> None:
+    """Room to write in; what a killed job was writing goes. For the one who has locked the folder alone."""
+    shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+    for left in (path for name in (FILE, SUMS) for path in folder.glob(f".{name}.*")):
+        left.unlink(missing_ok=True)
+    (folder / PARTIAL).mkdir(mode=0o700, exist_ok=True)
+    for name in (SHARDS, RECORDS):
+        (folder / name).mkdir(exist_ok=True)
+
+
+def run(job: Job, flow: Flow, folder: Path, world: World, versions: dict[str, str]) -> Outcome | None:
+    """Make all shards that are not there or not whole; the leader returns what there is then."""
+    torch.set_num_threads(job.settings.threads)
+    group = world.patience()
+    with StopKey(signal.SIGTERM) as stop, Progress(folder, job) if world.leader else nullcontext():
+        wanting: list[tuple[int, int]] = []
+        for number in range(world.rank, job.count, world.size):
+            wanting += _check(job, folder, job.part(number))
+            _heed(stop, job, folder, world)
+        todo = sorted(pair for part in world.gather(wanting, group) for pair in part)
+        for number, batch in todo[world.rank :: world.size]:
+            _make(job, flow, folder, job.part(number), batch, versions)
+            _heed(stop, job, folder, world)
+        world.gather(None, group)
+    return _close(job, folder, len(todo)) if world.leader else None
+
+
+def _check(job: Job, folder: Path, shard: Shard) -> list[tuple[int, int]]:
+    """The number of a shard that must be made, and its batch size; nothing if it is there and whole."""
+    record = Record.read(folder, shard)
+    if record is not None and record.holds(folder):
+        return []
+    (folder / shard.record).unlink(missing_ok=True)
+    return [(shard.number, record.batch if record else job.batch)]
+
+
+def _heed(stop: StopKey, job: Job, folder: Path, world: World) -> None:
+    if not stop.pressed:
+        return
+    if not world.leader:
+        raise SystemExit(0)
+    raise JobError(
+        f"stopped with {done(folder, job):,} of {job.settings.n:,} samples in {folder}; "
+        "the same command goes on from there"
+    )
+
+
+def _make(job: Job, flow: Flow, folder: Path, shard: Shard, batch: int, versions: dict[str, str]) -> None:
+    """Decode and write one shard, in smaller batches if memory runs out."""
+    while True:
+        try:
+            x, labels, status = draw(job, flow, shard, batch)
+            break
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            if batch == 1:
+                raise JobError(f"out of memory at sample {shard.first}, even in batches of one") from None
+        batch = -(-batch // 2)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    with saying(folder):
+        finish(folder, shard, shard.encode(x, labels), batch=batch, status=dict(status), versions=versions)
+
+
+@contextmanager
+def saying(folder: Path) -> Iterator[None]:
+    """What keeps us from writing, in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise JobError(
+            f"cannot write into {folder}: {error.strerror}; mend that, and the same command goes on"
+        ) from None
+
+
+def draw(job: Job, flow: Flow, shard: Shard, batch: int) -> tuple[Tensor, Tensor | None, Counter[str]]:
+    """A shard's samples on the CPU, their labels, and how many ended how."""
+    ask, parts, status = job.settings, [], Counter[str]()
+    options: dict[str, Any] = {"guidance": ask.guide_options()} if ask.guidance else {}
+    for first in range(shard.first, shard.first + shard.count, batch):
+        count = min(batch, shard.first + shard.count - first)
+        labels = turn(ask.labels, first, count)
+        out = flow.decode(flow.noise(count, ask.seed, start=first), job.plan, labels=labels, **options)
+        parts.append((flow.denoise(out.x, labels=labels) if ask.denoise else out.x).cpu())
+        ends = zip(*(b.status for b in out.stats.blocks), strict=True)
+        status.update(max(found, key=lambda s: s.rank).name for found in ends)
+    return torch.cat(parts), turn(ask.labels, shard.first, shard.count), status
+
+
+def _close(job: Job, folder: Path, made: int) -> Outcome:
+    """All shards are there: write the sums of all files, in the format of sha256sum."""
+    status, smaller = Counter[str](), 0
+
+    def sums(path: str) -> None:
+        nonlocal smaller
+        with open(path, "w", encoding="utf-8") as f:
+            for number in range(job.count):
+                record = Record.read(folder, job.part(number))
+                if record is None:
+                    raise JobError(f"shard {number} of {folder} has gone; the same command makes it again")
+                f.writelines(f"{value}  {name}\n" for name, value in record.files.items())
+                status.update(record.status)
+                smaller += record.batch < job.batch
+
+    with saying(folder):
+        write_atomically(folder / SUMS, sums)
+        shutil.rmtree(folder / PARTIAL)
+    return Outcome(job.count, made, {s.name: status[s.name] for s in STATUSES if status[s.name]}, smaller)
