@@ -15,13 +15,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.adapters.masked import Network, Structure, Watch, pack, structure, with_context
+from jacobiflow.adapters.masked import Network, Structure, pack, structure, with_context
 from jacobiflow.core.bijectors import Bijector, Spline
-from jacobiflow.core.decode import ROUNDING, decode
+from jacobiflow.core.decode import COMPACT_AT, ROUNDING, decode
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.types import Cache, Method, Status
 from jacobiflow.flows.masked import Packed, UnitCache
+from jacobiflow.flows.weights import Watch
 
+# Measured on a CPU (`make bench ARGS="accelerate table"`):
+SMALL, MANY = 6, 24  # passes of the original that can be beaten if rows are many, and whatever they are
+BUSY = 400_000  # multiplications from which one position at a time, each computed once, beats sweeps
+MAP = 50  # what an elementwise map costs, in multiplications a parameter
+FEW = 256  # rows that stay in the batch when they have stopped
+_NOISY = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 GRADIENT_TOL = 0.01  # of tol: an error of the sample is an error of its gradient
 
 
@@ -71,18 +78,19 @@ class Foreign:
     network: Network  # the wiring of the conditioner
     indexed: bool = False  # whether the bijector takes the feature as a last parameter
     resolution: float = 0.0  # of the elementwise inverse, if that is itself an approximation
+    ours: bool = True  # whether the elementwise map is our own code
 
-    @property
-    def at_rest(self) -> bool:
-        """Whether the conditioner computes the same every time: no batch norm or dropout in training."""
-        return not any(
-            m.training
-            and (
-                isinstance(m, nn.modules.batchnorm._BatchNorm)
-                or (isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0)
-            )
-            for m in self.conditioner.modules()
-        )
+
+def state(net: nn.Module) -> tuple[list[Tensor], bool]:
+    """All tensors of a network, and whether it computes the same every time: no batch norm or dropout
+    in training."""
+    tensors: list[Tensor] = []
+    at_rest = True
+    for m in net.modules():
+        tensors += [t for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
+        if m.training and isinstance(m, _NOISY):
+            at_rest &= isinstance(m, nn.modules.dropout._DropoutNd) and m.p == 0
+    return tensors, at_rest
 
 
 @dataclass
@@ -109,6 +117,10 @@ class ForeignBlock:
     @property
     def length(self) -> int:
         return self.about.length
+
+    @property
+    def rows(self) -> int | None:
+        return None
 
     def select(self, rows: Tensor) -> ForeignBlock:
         if self.context is None or self.tied:
@@ -159,7 +171,7 @@ class ForeignBlock:
         return self.about.bijector.forward(x, theta)
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        if torch.is_grad_enabled():
+        if self.about.ours or torch.is_grad_enabled():
             return self.about.bijector.inverse(z, theta)
         with torch.inference_mode(False), torch.no_grad():
             return self.about.bijector.inverse(z, theta)
@@ -174,15 +186,31 @@ class Solver:
         self.units: tuple[Tensor, ...] = ()
         self.order: Tensor | None = None
         self.packed: Packed | None = None
-        self.masks: Watch | None = None
-        self.weights: Watch | None = None
+        self.masks: list[Tensor] = []
+        self.watch = Watch()
 
-    def bind(self, context: Tensor | None) -> ForeignBlock | None:
-        """The block for these rows of context; None if the masks are not those of an autoregressive map."""
-        self._refresh()
-        if self.structure is None:
-            return None
-        packed, units, net = self.packed, self.units, self.about.network
+    def refresh(self) -> bool:
+        """Look at the weights again. False where sweeps would be wrong: the conditioner is not the same
+        every time, or its masks are not those of an autoregressive map."""
+        net = self.about.network
+        tensors, at_rest = state(self.about.conditioner)
+        if not at_rest:
+            return False
+        if self.watch.changed(tensors):
+            masks = [link.mask for link in net.links]
+            known = len(masks) == len(self.masks)
+            if not known or any(not torch.equal(a, b) for a, b in zip(masks, self.masks, strict=True)):
+                self.masks, self.structure = masks, structure(net)
+            if self.structure is not None:
+                self.units = tuple(u.to(tensors[0].device) for u in self.structure.units)
+                natural = bool((self.structure.order == torch.arange(self.about.length)).all())
+                self.order = None if natural else self.units[0]
+                self.packed = None if net.activation is None else pack(net, self.structure)
+        return self.structure is not None
+
+    def bind(self, context: Tensor | None) -> ForeignBlock:
+        """The block for these rows of context."""
+        packed = self.packed
         tied = context is not None and (
             len(context) == 1 or (not context.requires_grad and bool((context == context[:1]).all()))
         )
@@ -190,33 +218,18 @@ class Solver:
             context = context[:1]
             if packed is not None:
                 with torch.no_grad():
-                    packed = with_context(packed, net.terms(context, units))
-        return ForeignBlock(self.about, self.order, packed, units, context, tied)
-
-    def _refresh(self) -> None:
-        net, conditioner = self.about.network, self.about.conditioner
-        masks = [link.linear.mask for link in net.links]
-        if self.masks is None or not self.masks.same(masks):  # type: ignore[arg-type]
-            self.masks, self.weights = Watch(masks), None  # type: ignore[arg-type]
-            self.structure = structure(net)
-        if self.structure is None:
-            return
-        tensors = [*conditioner.parameters(), *(b for b in conditioner.buffers() if b.is_floating_point())]
-        if self.weights is None or not self.weights.same(tensors):
-            self.weights = Watch(tensors)
-            self.units = tuple(u.to(tensors[0].device) for u in self.structure.units)
-            natural = bool((self.structure.order == torch.arange(self.about.length)).all())
-            self.order = None if natural else self.units[0]
-            self.packed = None if net.activation is None else pack(net, self.structure)
+                    packed = with_context(packed, self.about.network.terms(context, self.units))
+        return ForeignBlock(self.about, self.order, packed, self.units, context, tied)
 
     def solve(self, z: Tensor, context: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
         """x [n, T] with z [n, T] = f(x), and log |dx/dz| [n]."""
         block = self.bind(context)
-        assert block is not None
         seq = (z if block.order is None else z[:, block.order]).unsqueeze(-1)
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.tensors()))
         tol = tolerance(tol, z.dtype, wanted, self.about.resolution)
-        out = decode(block, seq, Method(tol=tol), relative=True)
+        method = Method(width=1) if block.packed and work(self.about.network, len(z)) > BUSY else Method(tol=tol)
+        # A few rows cost less to sweep than to take out.
+        out = decode(block, seq, method, relative=True, compact_at=COMPACT_AT if len(z) > FEW else 0)
         x, log_det = out.x, out.log_det
         lost = [i for i, s in enumerate(out.stats.blocks[0].status) if s is Status.NONFINITE]
         if lost:
@@ -294,15 +307,23 @@ class Patch:
 
     def ready(self, z: Tensor) -> Solver | None:
         """The solver if sweeps are right and worth while for z [n, T]; else the original must run."""
-        about = self.shared().about
-        if z.ndim != 2 or z.shape[1] != about.length or not pays(about, len(z)) or not about.at_rest:
-            return None
-        return self.solver
+        solver = self.shared()
+        fits = z.ndim == 2 and z.shape[1] == solver.about.length and pays(solver.about, len(z))
+        return solver if fits and solver.refresh() else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "solver": None}
 
 
 def pays(about: Foreign, n: int) -> bool:
-    """Whether sweeps can be expected to beat the original."""
-    return n > 0 and about.passes > 8
+    """Whether sweeps, or single positions from a cache, can be expected to beat the original."""
+    if n == 0 or about.passes < SMALL:
+        return False
+    cached = about.network.activation is not None
+    return about.passes >= MANY or (cached and work(about.network, n) > BUSY)
+
+
+def work(net: Network, n: int) -> float:
+    """Multiplications a position of n rows, elementwise map included."""
+    weights = sum(link.linear.weight.numel() for link in net.links)
+    return n * (weights / (2 * net.length) + MAP * net.rows.shape[1])
