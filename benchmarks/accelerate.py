@@ -197,7 +197,7 @@ def image_flow(path: Path, store: Path, epochs: int) -> Flow:
     steps: list[nn.Module] = []
     for _ in range(8):
         steps += [
-            nflows_ar.MaskedAffineAutoregressiveTransform(256, 512, num_blocks=1, use_residual_blocks=False),
+            nflows_ar.MaskedAffineAutoregressiveTransform(256, 512, num_blocks=1),
             ReversePermutation(256),
         ]
     flow = Flow(CompositeTransform(steps), StandardNormal([256]))
@@ -205,7 +205,7 @@ def image_flow(path: Path, store: Path, epochs: int) -> Flow:
         flow.load_state_dict(torch.load(store))
         return flow.eval()
     x = digits(path)
-    optimizer = torch.optim.Adam(flow.parameters(), lr=5e-4)
+    optimizer = torch.optim.Adam(flow.parameters(), lr=1e-3)
     draw = torch.Generator().manual_seed(1)
     for epoch in range(epochs):
         total, order = 0.0, torch.randperm(len(x), generator=draw)
@@ -213,7 +213,6 @@ def image_flow(path: Path, store: Path, epochs: int) -> Flow:
             optimizer.zero_grad()
             loss = -flow.log_prob(x[rows]).mean()
             loss.backward()
-            nn.utils.clip_grad_norm_(flow.parameters(), 100.0)
             optimizer.step()
             total += loss.item()
         print(f"  epoch {epoch + 1}: {total / (i + 1):.1f} nats", flush=True)
