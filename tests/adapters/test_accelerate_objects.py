@@ -267,26 +267,42 @@ def bad_flow() -> Flow:
     return flow
 
 
+def one_at_a_time(flow: Flow, z: Tensor) -> Tensor:
+    """The inverse by its definition: a feature is written when those before it are right, never earlier."""
+    for transform in reversed(flow._transform._transforms):
+        if isinstance(transform, ReversePermutation):
+            z = transform.inverse(z)[0]
+            continue
+        x = torch.zeros_like(z)
+        for t in range(z.shape[1]):
+            x[:, t] = transform._elementwise_inverse(z, transform.autoregressive_net(x))[0][:, t]
+        z = x
+    return z
+
+
 def test_rows_without_a_finite_inverse(sweeps: list[Any]) -> None:
+    """They are the rows that have none by definition. nflows loses a few more on the way, when a guess
+    overflows; of those we return the inverse."""
     flow = bad_flow()
     z = torch.randn(200, 24, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        x, log_det = flow._transform.inverse(z)
-        good = x.isfinite().all(1)
+        good = one_at_a_time(flow, z).isfinite().all(1)
         assert 10 < int((~good).sum()) < 190
+        x, log_det = flow._transform.inverse(z)
+        assert not x[~good].isfinite().all(1).any()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             y, found = jf.accelerate(flow)._transform.inverse(z)
         alone = flow._transform.inverse(z[good])[0]
     counted = [int(str(w.message).split()[0]) for w in caught]
-    finite = y.isfinite().all(1)
-    assert sum(counted) == int((~finite).sum())  # each row once, however many layers follow
-    assert torch.equal(finite, good)
-    assert torch.equal(y.isnan(), x.isnan())
-    assert torch.equal(found.isfinite(), log_det.isfinite())
-    assert (y[good] - alone).abs().max() < 1e-3  # batch-mates change nothing beyond rounding
+    assert sum(counted) == int((~good).sum())  # each row once, however many layers follow
+    assert torch.equal(y.isfinite().all(1), good)
+    assert torch.equal(y[~good].isnan(), x[~good].isnan())
+    assert not found[~good].isfinite().any()
+    assert found[good].isfinite().all()
+    assert torch.equal(y[good], alone) or (y[good] / alone - 1).abs().median() < 1e-6
     evaluated = sum(int(call.stats.blocks[0].evaluated[~good].max()) for call in sweeps[:3])
-    assert evaluated < 3 * 24 * 23  # no bad row took all the passes
+    assert evaluated < 3 * 24 * 23 / 2  # no bad row took all the passes
 
 
 def test_a_pyro_distribution_and_a_zuko_distribution(sweeps: list[Any]) -> None:

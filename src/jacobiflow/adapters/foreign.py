@@ -19,7 +19,7 @@ from jacobiflow.adapters.masked import Network, Structure, pack, structure, with
 from jacobiflow.core.bijectors import Bijector, Spline
 from jacobiflow.core.decode import COMPACT_AT, ROUNDING, decode
 from jacobiflow.core.implicit import attach
-from jacobiflow.core.types import Cache, Method, Status
+from jacobiflow.core.types import Cache, Decoded, Method, Status
 from jacobiflow.flows.masked import Packed, UnitCache
 from jacobiflow.flows.weights import Watch
 
@@ -227,17 +227,43 @@ class Solver:
         seq = (z if block.order is None else z[:, block.order]).unsqueeze(-1)
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.tensors()))
         tol = tolerance(tol, z.dtype, wanted, self.about.resolution)
-        method = Method(width=1) if block.packed and work(self.about.network, len(z)) > BUSY else Method(tol=tol)
-        # A few rows cost less to sweep than to take out.
-        out = decode(block, seq, method, relative=True, compact_at=COMPACT_AT if len(z) > FEW else 0)
-        x, log_det = out.x, out.log_det
-        lost = [i for i, s in enumerate(out.stats.blocks[0].status) if s is Status.NONFINITE]
-        if lost:
-            x, log_det = _as_original(block, z, x, log_det, lost)
+        x, log_det = self._decode(block, seq, tol)
         if wanted:
             x, log_det = attach(block, seq, x, log_det, tol=tol)
         x = x.squeeze(-1)
         return x if block.order is None else x[:, torch.argsort(block.order)], log_det
+
+    def _decode(self, block: ForeignBlock, z: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+        """x [n, T, 1] and log |dx/dz| [n], rows without a finite inverse as the original gives them."""
+        n = len(z)
+        single = Method(width=1)
+        method = single if block.packed and work(self.about.network, n) > BUSY else Method(tol=tol)
+        # A few rows cost less to sweep than to take out. Rows that overflow go one position at a time:
+        # with a cache that is cheaper than narrower windows.
+        out = decode(
+            block,
+            z,
+            method,
+            relative=True,
+            compact_at=COMPACT_AT if n > FEW else 0,
+            on_failure="return" if block.packed else "fallback",
+        )
+        x, log_det = out.x, out.log_det
+        lost = _lost(out)
+        if len(lost) and block.packed and method.width != 1:
+            rows = lost.to(z.device)
+            again = decode(block.select(rows), z[rows], single)
+            x[rows], log_det[rows] = again.x, again.log_det
+            lost = lost[_lost(again)]
+        if len(lost):
+            _as_original(z, x, log_det, lost.to(z.device))
+        return x, log_det
+
+
+def _lost(out: Decoded) -> Tensor:
+    """The rows that are not finite."""
+    status = out.stats.blocks[0].status
+    return torch.tensor([i for i, s in enumerate(status) if s is Status.NONFINITE], dtype=torch.long)
 
 
 def tolerance(tol: float, dtype: torch.dtype, gradients: bool, resolution: float) -> float:
@@ -247,23 +273,19 @@ def tolerance(tol: float, dtype: torch.dtype, gradients: bool, resolution: float
     return max(floor, tol * (GRADIENT_TOL if gradients else 1))
 
 
-def _as_original(
-    block: ForeignBlock, z: Tensor, x: Tensor, log_det: Tensor, lost: list[int]
-) -> tuple[Tensor, Tensor]:
+def _as_original(z: Tensor, x: Tensor, log_det: Tensor, rows: Tensor) -> None:
     """Rows without a finite inverse, as an original gives them that sweeps all features together: a
     non-finite number reaches all features in the next pass, unless it is the last one."""
-    rows = torch.tensor(lost, device=x.device)
-    new = int(z[rows].isfinite().all(1).sum())
-    if new:
+    new = int(z[rows].isfinite().flatten(1).all(1).sum())
+    if new:  # not those that came in so from another layer
         warnings.warn(
             f"{new} of {len(z)} samples have no finite inverse in {z.dtype}: they are not finite, as they "
             "would be without acceleration; try float64, or check the weights and the noise",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
-    early = ~x[rows, :-1].isfinite().flatten(1).all(1)
-    x[rows[early]] = log_det[rows[early]] = float("nan")
-    return x, log_det
+    early = rows[~x[rows, :-1].isfinite().flatten(1).all(1)]
+    x[early] = log_det[early] = float("nan")
 
 
 class Patch:
