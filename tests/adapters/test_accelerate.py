@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import jacobiflow as jf
-from adapters.foreign_flows import CASES, D, Case, context_rows
+from adapters.foreign_flows import CASES, Case, context_rows
 from jacobiflow.adapters import foreign
 
 TABLE = [
@@ -39,12 +39,16 @@ def close(a: Tensor, b: Tensor, tol: float) -> bool:
 
 
 def tolerance(case: Case, model: nn.Module, z: Tensor, c: Tensor | None) -> float:
-    """What can be asked: no more than the original's inverse undoes its own forward map."""
+    """What can be asked: bisection leaves an error, and some formulas cancel in float32."""
     tol = DTYPES[z.dtype]
-    if case.bisection or (case.rough and z.dtype == torch.float32):
-        x, log_det = case.run(model, z, c)
-        again, log_det_again = case.run(model, case.forward(model, x, c), c)
-        tol = max(1e-5, 3 * float((again - x).abs().max()), 3 * float((log_det_again - log_det).abs().max()))
+    if case.bisection:
+        x = case.run(model, z, c)[0]
+        again = case.run(model, case.forward(model, x, c), c)[0]
+        tol = max(1e-5, 3 * float((again - x).abs().max()))
+    elif case.rough and z.dtype == torch.float32:
+        exact = case.run(copy.deepcopy(model).double(), z.double(), None if c is None else c.double())
+        errors = [float((a - b).abs().max()) for a, b in zip(case.run(model, z, c), exact, strict=True)]
+        tol = max(tol, *(3 * e for e in errors))
     return tol
 
 
@@ -53,7 +57,7 @@ def tolerance(case: Case, model: nn.Module, z: Tensor, c: Tensor | None) -> floa
 def test_values_and_log_determinants(name: str, context: int, dtype: torch.dtype, sweeps: list[int]) -> None:
     case = CASES[name]
     model = case.model(context, dtype)
-    for n in (9, 1):
+    for n in (64 if case.rough else 9, 1):
         z, c = case.noise(n, dtype=dtype), context_rows(n, dtype) if context else None
         with torch.no_grad():
             x, log_det = case.run(model, z, c)

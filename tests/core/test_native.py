@@ -82,7 +82,6 @@ def test_how_far_things_moved(relative: bool, monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(found[0].isfinite(), finite)
     torch.testing.assert_close(found[0][finite], want[0][finite])
     assert torch.equal(found[1], want[1])
-    assert torch.equal(found[2], want[2])
 
 
 def test_small_work_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:

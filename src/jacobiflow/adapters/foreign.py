@@ -15,14 +15,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.adapters.masked import Network, Structure, Watch, pack, structure, with_context
+from jacobiflow.adapters.masked import Network, Structure, pack, structure, with_context
 from jacobiflow.core.bijectors import Bijector, Spline
-from jacobiflow.core.decode import ROUNDING, decode
+from jacobiflow.core.decode import COMPACT_AT, ROUNDING, decode
 from jacobiflow.core.implicit import attach
-from jacobiflow.core.types import Cache, Method, Status
+from jacobiflow.core.types import Cache, Decoded, Method, Status
 from jacobiflow.flows.masked import Packed
 from jacobiflow.flows.units import Units
+from jacobiflow.flows.weights import Watch
 
+# Measured on a CPU (`make bench ARGS="accelerate table"`):
+SMALL, MANY = 6, 24  # passes of the original that can be beaten if rows are many, and whatever they are
+BUSY = 400_000  # multiplications from which one position at a time, each computed once, beats sweeps
+MAP = 50  # what an elementwise map costs, in multiplications a parameter
+FEW = 256  # rows that stay in the batch when they have stopped
+_NOISY = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 GRADIENT_TOL = 0.01  # of tol: an error of the sample is an error of its gradient
 
 
@@ -72,18 +79,19 @@ class Foreign:
     network: Network  # the wiring of the conditioner
     indexed: bool = False  # whether the bijector takes the feature as a last parameter
     resolution: float = 0.0  # of the elementwise inverse, if that is itself an approximation
+    ours: bool = True  # whether the elementwise map is our own code
 
-    @property
-    def at_rest(self) -> bool:
-        """Whether the conditioner computes the same every time: no batch norm or dropout in training."""
-        return not any(
-            m.training
-            and (
-                isinstance(m, nn.modules.batchnorm._BatchNorm)
-                or (isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0)
-            )
-            for m in self.conditioner.modules()
-        )
+
+def state(net: nn.Module) -> tuple[list[Tensor], bool]:
+    """All tensors of a network, and whether it computes the same every time: no batch norm or dropout
+    in training."""
+    tensors: list[Tensor] = []
+    at_rest = True
+    for m in net.modules():
+        tensors += [t for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
+        if m.training and isinstance(m, _NOISY):
+            at_rest &= isinstance(m, nn.modules.dropout._DropoutNd) and m.p == 0
+    return tensors, at_rest
 
 
 @dataclass
@@ -110,6 +118,10 @@ class ForeignBlock:
     @property
     def length(self) -> int:
         return self.about.length
+
+    @property
+    def rows(self) -> int | None:
+        return None
 
     def select(self, rows: Tensor) -> ForeignBlock:
         if self.context is None or self.tied:
@@ -158,7 +170,7 @@ class ForeignBlock:
         return self.about.bijector.forward(x, theta)
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        if torch.is_grad_enabled():
+        if self.about.ours or torch.is_grad_enabled():
             return self.about.bijector.inverse(z, theta)
         with torch.inference_mode(False), torch.no_grad():
             return self.about.bijector.inverse(z, theta)
@@ -173,15 +185,31 @@ class Solver:
         self.units: tuple[Tensor, ...] = ()
         self.order: Tensor | None = None
         self.packed: Packed | None = None
-        self.masks: Watch | None = None
-        self.weights: Watch | None = None
+        self.masks: list[Tensor] = []
+        self.watch = Watch()
 
-    def bind(self, context: Tensor | None) -> ForeignBlock | None:
-        """The block for these rows of context; None if the masks are not those of an autoregressive map."""
-        self._refresh()
-        if self.structure is None:
-            return None
-        packed, units, net = self.packed, self.units, self.about.network
+    def refresh(self) -> bool:
+        """Look at the weights again. False where sweeps would be wrong: the conditioner is not the same
+        every time, or its masks are not those of an autoregressive map."""
+        net = self.about.network
+        tensors, at_rest = state(self.about.conditioner)
+        if not at_rest:
+            return False
+        if self.watch.changed(tensors):
+            masks = [link.mask for link in net.links]
+            known = len(masks) == len(self.masks)
+            if not known or any(not torch.equal(a, b) for a, b in zip(masks, self.masks, strict=True)):
+                self.masks, self.structure = masks, structure(net)
+            if self.structure is not None:
+                self.units = tuple(u.to(tensors[0].device) for u in self.structure.units)
+                natural = bool((self.structure.order == torch.arange(self.about.length)).all())
+                self.order = None if natural else self.units[0]
+                self.packed = None if net.activation is None else pack(net, self.structure)
+        return self.structure is not None
+
+    def bind(self, context: Tensor | None) -> ForeignBlock:
+        """The block for these rows of context."""
+        packed = self.packed
         tied = context is not None and (
             len(context) == 1 or (not context.requires_grad and bool((context == context[:1]).all()))
         )
@@ -189,41 +217,52 @@ class Solver:
             context = context[:1]
             if packed is not None:
                 with torch.no_grad():
-                    packed = with_context(packed, net.terms(context, units))
-        return ForeignBlock(self.about, self.order, packed, units, context, tied)
-
-    def _refresh(self) -> None:
-        net, conditioner = self.about.network, self.about.conditioner
-        masks = [link.linear.mask for link in net.links]
-        if self.masks is None or not self.masks.same(masks):  # type: ignore[arg-type]
-            self.masks, self.weights = Watch(masks), None  # type: ignore[arg-type]
-            self.structure = structure(net)
-        if self.structure is None:
-            return
-        tensors = [*conditioner.parameters(), *(b for b in conditioner.buffers() if b.is_floating_point())]
-        if self.weights is None or not self.weights.same(tensors):
-            self.weights = Watch(tensors)
-            self.units = tuple(u.to(tensors[0].device) for u in self.structure.units)
-            natural = bool((self.structure.order == torch.arange(self.about.length)).all())
-            self.order = None if natural else self.units[0]
-            self.packed = None if net.activation is None else pack(net, self.structure)
+                    packed = with_context(packed, self.about.network.terms(context, self.units))
+        return ForeignBlock(self.about, self.order, packed, self.units, context, tied)
 
     def solve(self, z: Tensor, context: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
         """x [n, T] with z [n, T] = f(x), and log |dx/dz| [n]."""
         block = self.bind(context)
-        assert block is not None
         seq = (z if block.order is None else z[:, block.order]).unsqueeze(-1)
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.tensors()))
         tol = tolerance(tol, z.dtype, wanted, self.about.resolution)
-        out = decode(block, seq, Method(tol=tol), relative=True)
-        x, log_det = out.x, out.log_det
-        lost = [i for i, s in enumerate(out.stats.blocks[0].status) if s is Status.NONFINITE]
-        if lost:
-            x, log_det = _as_original(block, z, x, log_det, lost)
+        x, log_det = self._decode(block, seq, tol)
         if wanted:
             x, log_det = attach(block, seq, x, log_det, tol=tol)
         x = x.squeeze(-1)
         return x if block.order is None else x[:, torch.argsort(block.order)], log_det
+
+    def _decode(self, block: ForeignBlock, z: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+        """x [n, T, 1] and log |dx/dz| [n], rows without a finite inverse as the original gives them."""
+        n = len(z)
+        single = Method(width=1)
+        method = single if block.packed and work(self.about.network, n) > BUSY else Method(tol=tol)
+        # A few rows cost less to sweep than to take out. Rows that overflow go one position at a time:
+        # with a cache that is cheaper than narrower windows.
+        out = decode(
+            block,
+            z,
+            method,
+            relative=True,
+            compact_at=COMPACT_AT if n > FEW else 0,
+            on_failure="return" if block.packed else "fallback",
+        )
+        x, log_det = out.x, out.log_det
+        lost = _lost(out)
+        if len(lost) and block.packed and method.width != 1:
+            rows = lost.to(z.device)
+            again = decode(block.select(rows), z[rows], single)
+            x[rows], log_det[rows] = again.x, again.log_det
+            lost = lost[_lost(again)]
+        if len(lost):
+            _as_original(z, x, log_det, lost.to(z.device))
+        return x, log_det
+
+
+def _lost(out: Decoded) -> Tensor:
+    """The rows that are not finite."""
+    status = out.stats.blocks[0].status
+    return torch.tensor([i for i, s in enumerate(status) if s is Status.NONFINITE], dtype=torch.long)
 
 
 def tolerance(tol: float, dtype: torch.dtype, gradients: bool, resolution: float) -> float:
@@ -233,23 +272,19 @@ def tolerance(tol: float, dtype: torch.dtype, gradients: bool, resolution: float
     return max(floor, tol * (GRADIENT_TOL if gradients else 1))
 
 
-def _as_original(
-    block: ForeignBlock, z: Tensor, x: Tensor, log_det: Tensor, lost: list[int]
-) -> tuple[Tensor, Tensor]:
+def _as_original(z: Tensor, x: Tensor, log_det: Tensor, rows: Tensor) -> None:
     """Rows without a finite inverse, as an original gives them that sweeps all features together: a
     non-finite number reaches all features in the next pass, unless it is the last one."""
-    rows = torch.tensor(lost, device=x.device)
-    new = int(z[rows].isfinite().all(1).sum())
-    if new:
+    new = int(z[rows].isfinite().flatten(1).all(1).sum())
+    if new:  # not those that came in so from another layer
         warnings.warn(
             f"{new} of {len(z)} samples have no finite inverse in {z.dtype}: they are not finite, as they "
             "would be without acceleration; try float64, or check the weights and the noise",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
-    early = ~x[rows, :-1].isfinite().flatten(1).all(1)
-    x[rows[early]] = log_det[rows[early]] = float("nan")
-    return x, log_det
+    early = rows[~x[rows, :-1].isfinite().flatten(1).all(1)]
+    x[early] = log_det[early] = float("nan")
 
 
 class Patch:
@@ -293,15 +328,23 @@ class Patch:
 
     def ready(self, z: Tensor) -> Solver | None:
         """The solver if sweeps are right and worth while for z [n, T]; else the original must run."""
-        about = self.shared().about
-        if z.ndim != 2 or z.shape[1] != about.length or not pays(about, len(z)) or not about.at_rest:
-            return None
-        return self.solver
+        solver = self.shared()
+        fits = z.ndim == 2 and z.shape[1] == solver.about.length and pays(solver.about, len(z))
+        return solver if fits and solver.refresh() else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "solver": None}
 
 
 def pays(about: Foreign, n: int) -> bool:
-    """Whether sweeps can be expected to beat the original."""
-    return n > 0 and about.passes > 8
+    """Whether sweeps, or single positions from a cache, can be expected to beat the original."""
+    if n == 0 or about.passes < SMALL:
+        return False
+    cached = about.network.activation is not None
+    return about.passes >= MANY or (cached and work(about.network, n) > BUSY)
+
+
+def work(net: Network, n: int) -> float:
+    """Multiplications a position of n rows, elementwise map included."""
+    weights = sum(link.linear.weight.numel() for link in net.links)
+    return n * (weights / (2 * net.length) + MAP * net.rows.shape[1])

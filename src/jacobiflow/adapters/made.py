@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.adapters.foreign import Foreign, Patch
+from jacobiflow.adapters.foreign import Foreign, ForeignMap, Patch
 from jacobiflow.adapters.masked import Link, Network, elementwise
 from jacobiflow.core.bijectors import Bijector
 
@@ -48,6 +48,7 @@ def foreign(owner: Any, map_: Bijector, network: Network, **options: Any) -> For
         theta=lambda x, context: net(x, context).view(len(x), length, -1),
         bijector=map_,
         network=network,
+        ours=not isinstance(map_, ForeignMap),
         **options,
     )
 

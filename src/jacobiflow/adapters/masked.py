@@ -8,7 +8,7 @@ convention: natural or permuted orders, several features a pass, any acyclic gra
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from jacobiflow.flows.masked import Packed, Stage
 
-SAMPLED = 61  # numbers of a tensor that are looked at to notice writes through `.data`
 _FUNCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
     f: f
     for f in (
@@ -209,26 +208,3 @@ def _affine(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
         factor = factor * norm.weight
     offset = -norm.running_mean * factor
     return factor, offset if norm.bias is None else offset + norm.bias
-
-
-class Watch:
-    """Notices that tensors were replaced, moved, cast or written to, through `.data` too."""
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        found = list(tensors)
-        self.keys = [_key(t) for t in found]
-        self.views = [t.detach().reshape(-1)[:: max(1, t.numel() // SAMPLED)] for t in found if t.numel()]
-        self.seen = self._sample()
-
-    def same(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether these are the tensors of then, with what they held then."""
-        return [_key(t) for t in tensors] == self.keys and torch.equal(self._sample(), self.seen)
-
-    def _sample(self) -> Tensor:
-        if not self.views:
-            return torch.empty(0)
-        return torch.cat([v.to(self.views[0].dtype) for v in self.views])
-
-
-def _key(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version

@@ -101,6 +101,7 @@ def describe(owner: Any, net: Any) -> Foreign:
         theta=theta,
         bijector=bijector,
         network=_network(net),
+        ours=not isinstance(bijector, ForeignMap),
     )
 
 

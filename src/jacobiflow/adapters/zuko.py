@@ -91,6 +91,7 @@ def describe(lazy: Any) -> Foreign | None:
         network=_network(lazy.hyper, length),
         indexed=isinstance(bijector, Univariate) and bijector.stack is not None,
         resolution=bijector.resolution if isinstance(bijector, Univariate) else 0.0,
+        ours=not isinstance(bijector, Univariate),
     )
 
 

@@ -9,6 +9,7 @@ sequence is Jacobi's method (Algorithm 1 of Zhang et al., 2026).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -66,6 +67,7 @@ def decode(
     on_failure: OnFailure = "fallback",
     cache: bool = True,
     relative: bool = False,
+    compact_at: float = COMPACT_AT,
     name: int = 0,
 ) -> Decoded:
     """x with z = block(x), solved as `method` says. z: [N, T, D], never written to.
@@ -75,6 +77,7 @@ def decode(
     as they are ("return"). A sample whose exact answer overflows raises only with "raise".
     cache: keep what the conditioner computed for settled positions; False trades time for memory.
     relative: measure changes in units of max(|x|, |dx/dz|), for variables of any scale.
+    compact_at: stopped rows leave the batch when this share of it or less still moves; 0 keeps them in it.
     """
     if on_failure not in ON_FAILURE:
         raise ValueError(f"on_failure must be one of {', '.join(ON_FAILURE)}, not {on_failure!r}")
@@ -83,7 +86,8 @@ def decode(
     began = time.perf_counter()
     with torch.inference_mode(), native.alone(z):
         parts = _parts(block, z.detach())
-        runs = [_Run(part, rows, method, on_failure, cache, relative) for part, rows in parts]
+        options = _Options(method, on_failure, cache, relative, compact_at)
+        runs = [_Run(part, rows, options) for part, rows in parts]
         for run in runs:
             run.solve()
     seconds = time.perf_counter() - began
@@ -186,17 +190,25 @@ class _Rows:
         return hi - 1 - min(valid, max(lo - 1, 0))
 
 
+@dataclass(frozen=True)
+class _Options:
+    """How to solve; see `decode`."""
+
+    method: Method
+    on_failure: OnFailure
+    cache: bool
+    relative: bool
+    compact_at: float
+
+
 class _Run:
     """One block's inversion: answers and counts for the whole batch, filled in by windows."""
 
-    def __init__(
-        self, block: Block, z: Tensor, method: Method, on_failure: OnFailure, cache: bool, relative: bool
-    ) -> None:
-        self.block, self.z, self.method = block, z, method
-        self.on_failure, self.use_cache, self.relative = on_failure, cache, relative
+    def __init__(self, block: Block, z: Tensor, options: _Options) -> None:
+        self.block, self.z, self.options, self.method = block, z, options, options.method
         n, self.length, _ = z.shape
-        self.width = min(method.width or self.length, self.length)
-        self.x = first_guess(z, method.init)
+        self.width = min(self.method.width or self.length, self.length)
+        self.x = first_guess(z, self.method.init)
         self.slope = z.new_zeros(n, self.length)
         self.sweeps = torch.zeros(n, dtype=torch.long)
         self.evaluated = torch.zeros(n, dtype=torch.long)
@@ -210,7 +222,7 @@ class _Run:
         """Window after window; then the failed samples again, narrower."""
         n = len(self.z)
         self.give_up((~self.z.isfinite().flatten(1).all(1)).nonzero()[:, 0].cpu(), 0)
-        cache = self.block.new_cache(n) if self.use_cache else None
+        cache = self.block.new_cache(n) if self.options.cache else None
         rows = _Rows(torch.arange(n), self.block, cache, self.z, self.x, self.slope)
         rows = self.sequential(self.staying(rows), 0, 1)  # the first position is given: no sweep
         solve, step = (self.sequential, self.length) if self.width == 1 else (self.window, self.width)
@@ -244,67 +256,88 @@ class _Run:
 
     def window(self, rows: _Rows, lo: int, hi: int) -> _Rows:
         """Sweeps over positions lo .. hi - 1 until each row stops; returns the rows that stay."""
-        now = rows  # the rows in the sweep, those `moving` not stopped yet
-        moving = torch.ones(len(now), dtype=torch.bool)
+        now = rows  # the rows in the sweep, those `moving` not stopped yet; whole: all of them
+        moving, whole = torch.ones(len(now), dtype=torch.bool), True
         strikes = torch.zeros(len(now), dtype=torch.long)
-        last = self.update.clone()
-        start = lo
-        for _ in range(min(hi - lo, self.method.max_sweeps or hi - lo)):
-            if not bool(moving.any()):
-                break
-            self.sweeps[now.places[moving]] += 1
-            self.evaluated[now.places[moving]] += now.cost(start, hi)
+        update = moving.double()
+        start, swept, cost = lo, 0, 0  # every moving row has been in all sweeps so far
+        for _ in range(min(hi - lo, self.method.max_sweeps or hi - lo) if len(now) else 0):
+            swept, cost = swept + 1, cost + now.cost(start, hi)
             new, slope = now.evaluate(start, hi)
-            update, still, head = _compare(new, now.x[:, start:hi], slope if self.relative else None)
-            last[now.places[moving]] = update[moving]
-            over = moving & ~update.isfinite()
-            lost = torch.zeros_like(over)
-            if bool(over.any()):
+            update, still = _compare(new, now.x[:, start:hi], slope if self.options.relative else None)
+            exact = still >= hi - start - 1
+            done = exact | (update <= self.method.tol)
+            lost = None
+            if not math.isfinite(update.max()):
+                over = moving & ~update.isfinite()
+                head = new[:, 0].isfinite().all(1).cpu()
                 strikes += over
                 lost = over & (~head | (strikes >= STRIKES))
+                self.count(now.places[lost], swept, cost)
                 self.lose(now, lost, over & ~head, start)
                 new = torch.where(new.isfinite(), new, first_guess(now.z, self.method.init)[:, start:hi])
-            self.write(now, moving & ~lost, start, hi, new, slope)
-            exact = start + still + 1 >= hi
-            done = moving & ~over & (exact | (update <= self.method.tol))
-            self.close(now.places[done], update[done], exact[done])
-            left = moving & ~done & ~lost
+                done &= ~over
+            self.write(now, moving if lost is None else moving & ~lost, whole, start, hi, new, slope)
+            if whole and lost is None and not bool(done.any()):  # all go on
+                start += int(still.min())
+                now.settle(start)
+                start += 1
+                continue
+            done &= moving
+            self.count(now.places[done], swept, cost)
+            self.close(now.places[done], update[done].double(), exact[done])
+            if whole and bool(done.all()):
+                now.settle(start + int(still.min()))
+                moving = ~done
+                break
+            left = moving & ~done if lost is None else moving & ~done & ~lost
             # The cache stays valid where none of its rows moved; the rows that go on start behind
             # what they themselves have settled.
             valid = start + int(still[moving].min())
             start += int(still[left].min()) if bool(left.any()) else 0
-            now, moving, strikes = self.compact(now, left, strikes, valid, start)
+            now, keep = self.compact(now, left, valid, start)
+            moving, whole = (left, False) if keep is None else (left[keep], True)
+            if keep is not None:
+                strikes, update = strikes[keep], update[keep]
             start += 1
-        self.limit_reached(now.places[moving], last)
+            if not bool(moving.any()):
+                break
+        self.count(now.places[moving], swept, cost)
+        self.limit_reached(now.places[moving], update[moving].double())
         self.put(now)
         if now is not rows and rows.x is not self.x:
             where = rows.places.to(self.x.device)
             rows.x, rows.slope = self.x[where], self.slope[where]
         return self.staying(rows)
 
-    def compact(
-        self, now: _Rows, left: Tensor, strikes: Tensor, valid: int, ahead: int
-    ) -> tuple[_Rows, Tensor, Tensor]:
-        """Let the stopped rows go, if they are enough to pay for the copies."""
+    def compact(self, now: _Rows, left: Tensor, valid: int, ahead: int) -> tuple[_Rows, Tensor | None]:
+        """Let the stopped rows go, if they are enough to pay for the copies; which stay, if some went."""
         count = int(left.sum())
-        if count == 0 or count > COMPACT_AT * len(now):
+        if count == 0 or count > self.options.compact_at * len(now):
             now.settle(valid)
-            return now, left, strikes
+            return now, None
         self.put(now)
         keep = left.nonzero()[:, 0]
         now.settle(ahead)
         fewer = now.take(keep)
         now.settle(valid)
-        return fewer, left[keep], strikes[keep]
+        return fewer, keep
 
-    def write(self, now: _Rows, moving: Tensor, lo: int, hi: int, new: Tensor, slope: Tensor) -> None:
+    def write(
+        self, now: _Rows, moving: Tensor, whole: bool, lo: int, hi: int, new: Tensor, slope: Tensor
+    ) -> None:
         """The sweep's results into the rows that are still moving."""
-        if not bool(moving.all()):
+        if not whole or not bool(moving.all()):
             mask = moving.to(new.device)
             new = torch.where(mask[:, None, None], new, now.x[:, lo:hi])
             slope = torch.where(mask[:, None], slope, now.slope[:, lo:hi])
         now.x[:, lo:hi] = new
         now.slope[:, lo:hi] = slope
+
+    def count(self, places: Tensor, swept: int, cost: int) -> None:
+        """What the window has cost rows that leave it."""
+        self.sweeps[places] += swept
+        self.evaluated[places] += cost
 
     def close(self, places: Tensor, update: Tensor, exact: Tensor) -> None:
         """These rows have solved the window."""
@@ -318,7 +351,7 @@ class _Run:
         evaluating its first unsolved position once more, from its exact prefix alone.
         """
         retry = lost.clone()
-        if self.on_failure != "fallback":
+        if self.options.on_failure != "fallback":
             retry[:] = False
         elif bool(suspect.any()):
             keep = suspect.nonzero()[:, 0]
@@ -329,13 +362,13 @@ class _Run:
         self.again[now.places[retry]] = self.gone[now.places[retry]] = True
         self.give_up(now.places[lost & ~retry], start)
 
-    def limit_reached(self, places: Tensor, last: Tensor) -> None:
+    def limit_reached(self, places: Tensor, update: Tensor) -> None:
         """These rows still move after all the sweeps that they were given."""
-        if self.on_failure == "fallback":
+        if self.options.on_failure == "fallback":
             self.again[places] = self.gone[places] = True
         else:
             self.code[places] = SWEEP_LIMIT
-            self.update[places] = torch.maximum(self.update[places], last[places])
+            self.update[places] = torch.maximum(self.update[places], update)
 
     def give_up(self, places: Tensor, known: int) -> None:
         """These rows have no finite answer; their first `known` positions are all there is."""
@@ -349,8 +382,7 @@ class _Run:
             return
         where = places.to(self.z.device)
         method = replace(self.method, width=narrower(self.width))
-        block = self.block.select(where)
-        run = _Run(block, self.z[where], method, self.on_failure, self.use_cache, self.relative)
+        run = _Run(self.block.select(where), self.z[where], replace(self.options, method=method))
         run.solve()
         self.x[where], self.slope[where] = run.x, run.slope
         self.sweeps[places] += run.sweeps
@@ -374,23 +406,23 @@ class _Run:
             self.x[where], self.slope[where] = rows.x, rows.slope
 
 
-def _compare(new: Tensor, old: Tensor, slope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row, on the CPU (the one host synchronisation of a sweep): the largest change,
-    how many leading positions stood still to rounding, whether the first position is finite.
-    With slopes log |dx/dz|, changes are measured in units of max(|x|, |dx/dz|)."""
+def _compare(new: Tensor, old: Tensor, slope: Tensor | None) -> tuple[Tensor, Tensor]:
+    """For each row, on the CPU (the one host synchronisation of a sweep): the largest change, and how
+    many leading positions stood still to rounding. With slopes log |dx/dz|, changes are measured in
+    units of max(|x|, |dx/dz|)."""
     rounding = ROUNDING * torch.finfo(new.dtype).eps
     found = native.compare(new, old, slope, rounding)
     if found is not None:
         return found
-    change = (new - old).abs()
-    size = new.abs()
+    change, size = (new - old).abs_(), new.abs()
     size = size.clamp_min_(1) if slope is None else torch.maximum(size, slope.exp().unsqueeze(-1))
-    still = (change <= rounding * size).all(2).cumprod(1).sum(1)
-    head = new[:, 0].isfinite().all(1)
-    if slope is not None:
-        change = change / size
-    report = torch.stack((change.amax((1, 2)).double(), still.double(), head.double())).cpu()
-    return report[0], report[1].long(), report[2].bool()
+    ratio = change / size
+    still = (ratio.amax(-1) <= rounding).cumprod(1).sum(1)
+    update = (change if slope is None else ratio).amax((1, 2))
+    if new.is_cpu:
+        return update, still
+    report = torch.stack((update.double(), still.double())).cpu()
+    return report[0], report[1].long()
 
 
 def _total(slope: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.jf_compare.argtypes = [
         *(c_long, c_long, c_long),  # n, w, d
         *(c_void_p, c_void_p, c_long, c_void_p, c_float),  # now, before, slope, rounding
-        *(c_void_p, c_void_p, c_void_p),  # update, still, head
+        *(c_void_p, c_void_p),  # update, still
     ]
     return lib
 
@@ -139,20 +139,18 @@ def affine_inverse(scale: str, eps: float, z: Tensor, theta: Tensor) -> tuple[Te
     return x, slope
 
 
-def compare(
-    new: Tensor, old: Tensor, slope: Tensor | None, rounding: float
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def compare(new: Tensor, old: Tensor, slope: Tensor | None, rounding: float) -> tuple[Tensor, Tensor] | None:
     """As `jacobiflow.core.decode._compare`; None where the library does not apply."""
     lib = usable(new)
     if lib is None:
         return None
     n, w, d = new.shape
     new, old = new.contiguous(), _rows(old)
-    update, still, head = torch.empty(n, dtype=torch.float64), *torch.empty(2, n, dtype=torch.long)
+    update, still = torch.empty(n), torch.empty(n, dtype=torch.long)
     slopes = 0 if slope is None else slope.contiguous().data_ptr()
-    ends = update.data_ptr(), still.data_ptr(), head.data_ptr()
+    ends = update.data_ptr(), still.data_ptr()
     lib.jf_compare(n, w, d, new.data_ptr(), old.data_ptr(), old.stride(0), slopes, rounding, *ends)
-    return update, still, head.bool()
+    return update, still
 
 
 def _rows(t: Tensor) -> Tensor:

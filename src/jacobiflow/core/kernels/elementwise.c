@@ -33,10 +33,10 @@ void jf_affine(int kind, float eps, long n, long w, long d, const float *z, long
     }
 }
 
-/* For each row of [w][d] numbers: the largest change, how many leading positions stood still to rounding, whether
- * the first position is finite. With slopes, changes are in units of max(|x|, |dx/dz|). */
+/* For each row of [w][d] numbers: the largest change, and how many leading positions stood still to rounding.
+ * With slopes, changes are in units of max(|x|, |dx/dz|). */
 void jf_compare(long n, long w, long d, const float *now, const float *before, long before_row, const float *slope,
-                float rounding, double *update, int64_t *still, int64_t *head) {
+                float rounding, float *update, int64_t *still) {
     for (long i = 0; i < n; i++) {
         const float *a = now + i * w * d, *b = before + i * before_row;
         float most = 0, bad = 0;
@@ -56,7 +56,5 @@ void jf_compare(long n, long w, long d, const float *now, const float *before, l
         }
         update[i] = bad == 0 ? most : NAN;
         still[i] = count;
-        head[i] = 1;
-        for (long j = 0; j < d; j++) head[i] &= !!isfinite(now[i * w * d + j]);
     }
 }
