@@ -148,6 +148,7 @@ def test_options_reach_the_tuner(run: Any, found: list[Any]) -> None:
     assert torch.equal(block.block.condition[:, 0], own[(torch.arange(130) + 1) % 2 * 2])
 
 
+@pytest.mark.filterwarnings("always")  # the command prints its warnings
 def test_a_cache_that_cannot_be_written_is_a_warning(
     run: Any, found: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,10 @@ class Priced:
     def length(self) -> int:
         return self.block.length
 
+    @property
+    def rows(self) -> int | None:
+        return self.block.rows
+
     def select(self, rows: Tensor) -> Priced:
         return replace(self, block=self.block.select(rows))
 

@@ -68,6 +68,19 @@ def test_tuned_once_and_kept(folder: Path, asked: list[Any]) -> None:
     assert again.plan("auto", n=4) == PLAN
 
 
+def test_weights_are_read_once(folder: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, digest = [], tuning.digest
+    monkeypatch.setattr(tuning, "digest", lambda *args: reads.append(1) or digest(*args))
+    flow = labelled()
+    for _ in range(3):
+        flow.sample(1, plan="auto")
+    assert len(reads) == 1
+    with torch.no_grad():
+        flow.blocks[1].proj_out.bias.data[0] += 1
+    flow.sample(1, plan="auto")
+    assert len(reads) == len(asked) == 2
+
+
 def test_every_setting_has_its_own(folder: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     flow = labelled()
     z = flow.noise(2, seed=0)

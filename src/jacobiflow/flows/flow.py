@@ -57,6 +57,7 @@ class Flow(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self._watch = Watch()
+        self._version = 0  # of the weights
 
     # What a family defines
 
@@ -363,10 +364,13 @@ class Flow(nn.Module, ABC):
             raise ValueError("this flow takes no context")
         return None
 
-    def refuse_nonfinite(self) -> None:
-        """Raise if a weight is not finite; looks again only after a weight has changed."""
+    def refuse_nonfinite(self) -> int:
+        """Raise if a weight is not finite; looks again only after a weight has changed.
+
+        Returns a number that is another one then.
+        """
         if not self._watch.changed(self.parameters()):
-            return
+            return self._version
         self._watch.forget()  # until they have all been seen to be finite
         for k, block in enumerate(self.blocks):
             for name, p in block.named_parameters():
@@ -379,6 +383,8 @@ class Flow(nn.Module, ABC):
         if var is not None and not bool((var.isfinite() & (var > 0)).all()):
             raise NonfiniteError("the prior variance has non-finite or non-positive values")
         self._watch.changed(self.parameters())
+        self._version += 1
+        return self._version
 
     def save(self, folder: str | Path, **options: Any) -> None:
         """Write config.json, model.safetensors and README.md into `folder`; `jf.load` reads them."""

@@ -21,7 +21,7 @@ from jacobiflow.core.plan import Plan
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.stored_plans import Setting, find, machine, store
-from jacobiflow.flows.weights import Watch, digest
+from jacobiflow.flows.weights import digest
 
 ROWS = 64  # samples, at least, that deviations are measured on, to choose and again to verify
 LARGEST = 256  # the largest batch that "auto" tunes for
@@ -29,7 +29,7 @@ SEED = 2**31 - 1  # of the noise that plans are tuned on
 
 _tuning = threading.Lock()  # two at once would time each other
 _known: dict[tuple[Path, Setting], Plan] = {}
-_digests: WeakKeyDictionary[Flow, tuple[Watch, str]] = WeakKeyDictionary()
+_digests: WeakKeyDictionary[Flow, tuple[int, str]] = WeakKeyDictionary()
 
 
 def tune(
@@ -183,12 +183,11 @@ def setting_of(flow: Flow, batch: int, labels: bool, guidance: Guidance, bound: 
 
 def _digest(flow: Flow) -> str:
     """The digest of config and weights; read again only after a weight has changed."""
-    flow.refuse_nonfinite()
-    watch, known = _digests.get(flow, (Watch(), ""))
-    if watch.changed(flow.state_dict().values()) or not known:
-        known = digest(flow.state_dict(), flow.family, repr(flow.config))
-        _digests[flow] = watch, known
-    return known
+    version = flow.refuse_nonfinite()
+    known = _digests.get(flow)
+    if known is None or known[0] != version:
+        known = _digests[flow] = version, digest(flow.state_dict(), flow.family, repr(flow.config))
+    return known[1]
 
 
 def _clock(device: torch.device) -> core.Clock:
