@@ -22,18 +22,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 import jacobiflow as jf
+from adapters.test_tarflow_checkpoint import Shape, public
 from jacobiflow.data.sources import DataConfig, load_images
 from jacobiflow.training.recipe import Recipe, recipe_names
 from subjects import maf, tarflow
 
 LIMIT, ROOM = 5, 2**30
-COUNTS = {"config": 300, "weights": 300, "plan": 400, "recipe": 400, "picture": 400, "npz": 200}
+COUNTS = {
+    "config": 300,
+    "weights": 300,
+    "public": 150,
+    "plan": 400,
+    "recipe": 400,
+    "picture": 400,
+    "npz": 200,
+}
 
 # What byte-wise damage seldom makes: values of other kinds and sizes in the place of a value.
 WORDS = ("0", "-1", "1e400", "NaN", "Infinity", "null", "true", "[]", "{}", '""', '"../../etc/passwd"')
@@ -116,6 +126,12 @@ class Fuzz:
         ]
         for i, flow in enumerate(self.flows):
             flow.save(folder / f"model{i}")
+        state, stream = (
+            public(Shape(size=4, channels=1, blocks=1, layers=1), dtype=torch.float32),
+            io.BytesIO(),
+        )
+        torch.save(state, stream)
+        self.public = [(".pth", stream.getvalue()), (".safetensors", safetensors.torch.save(state))]
         self.plan = jf.Plan((jf.Method(width=1), jf.Method(width=3, tol=0.5, max_sweeps=9)), about={"s": 1.5})
         self.recipes = [Recipe.load(name).to_dict() for name in recipe_names()]
         self.pictures = list(pictures())
@@ -171,6 +187,17 @@ class Fuzz:
         else:
             found = mutate(data, draw)
         self.checkpoint("weights", which, "model.safetensors", found)
+
+    def foreign(self, draw: random.Random, where: int, value: Any) -> None:
+        suffix, data = draw.choice(self.public)
+        path = self.folder / f"public{suffix}"
+        path.write_bytes(mutate(data, draw))
+
+        def read() -> None:
+            flow = jf.import_tarflow(path, image_channels=1)
+            assert flow.sample(1, seed=0).x.shape[1:] == flow.data_shape
+
+        self.attempt("public", read)
 
     def plans(self, draw: random.Random, where: int, value: Any) -> None:
         path = self.folder / "plan.json"
@@ -287,6 +314,7 @@ def main() -> None:
         kinds: dict[str, Any] = {
             "config": fuzz.config,
             "weights": fuzz.weights,
+            "public": fuzz.foreign,
             "plan": fuzz.plans,
             "recipe": fuzz.recipe,
             "picture": fuzz.picture,

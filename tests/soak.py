@@ -1,5 +1,6 @@
-"""Samples for as many processor seconds as it is told, at changing batch sizes (to the one that it is told)
-and plans, and prints how memory went: the most that was held between two draws, in the warm-up and in each tenth of the time after it.
+"""Samples for as many processor seconds as it is told, at changing batch sizes (the second argument is the
+largest) and plans, and prints how memory went: the most that was held between two draws, in the warm-up and
+in each tenth of the time after it.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import soak
 
 @pytest.mark.slow
 def test_memory_is_flat() -> None:
-    seconds = float(os.environ.get("JACOBIFLOW_SOAK", "10"))
-    batch = 64 if seconds > 60 else 8
+    seconds = float(os.environ.get("JACOBIFLOW_SOAK", "8"))
+    batch = 64 if seconds > 60 else 4
     ran = subprocess.run(
         [sys.executable, soak.__file__, str(seconds), str(batch)],
         capture_output=True,

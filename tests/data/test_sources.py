@@ -738,6 +738,23 @@ def test_dataset_of_the_hub(hf, monkeypatch):
     assert (values(train), values(validation)) == ([1, 2], [3])
 
 
+def test_a_pinned_revision_reaches_the_hub(hf, monkeypatch):
+    asked = []
+
+    def names(path: str, name: str | None, **options: Any) -> list[str]:
+        asked.append(options)
+        return ["train"]
+
+    def load_dataset(path: str, name: str | None, *, split: str, **options: Any) -> Any:
+        asked.append(options)
+        return rows(hf, [1, 2])
+
+    monkeypatch.setattr(hf, "get_dataset_split_names", names)
+    monkeypatch.setattr(hf, "load_dataset", load_dataset)
+    load("someone/some-images", revision="abc123")
+    assert asked == [{"revision": "abc123"}] * 2
+
+
 def test_a_hub_that_refuses(hf, monkeypatch):
     def refuse(path: str, name: str | None) -> list[str]:
         raise ConnectionError(f"no such thing:\n{path}")

@@ -123,6 +123,7 @@ OTHER = {
         "image_column": "picture",
         "label_column": "kind",
         "subset": "small",
+        "revision": "v2",
     },
     TrainingConfig: {
         "epochs": 1.5,

@@ -42,6 +42,9 @@ class DataConfig:
     subset: str = ""
     """Hugging Face datasets: the configuration, for datasets that have several."""
 
+    revision: str = ""
+    """Datasets of the hub: the commit, tag or branch; empty: the newest. A commit never changes."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:
             raise DataError(f"data.validation must be in [0, 1), not {self.validation}")

@@ -145,8 +145,9 @@ def _splits(hf: Any, config: DataConfig, path: Path | None) -> dict[str, Callabl
     if path is None:
         print(f"looking for {config.source} on the Hugging Face hub", file=sys.stderr)
     where, subset = config.source if path is None else str(path), config.subset or None
-    names = hf.get_dataset_split_names(where, subset)
-    return {name: partial(hf.load_dataset, where, subset, split=name) for name in names}
+    pinned = {"revision": config.revision} if config.revision and path is None else {}
+    names = hf.get_dataset_split_names(where, subset, **pinned)
+    return {name: partial(hf.load_dataset, where, subset, split=name, **pinned) for name in names}
 
 
 def library(source: str = "a Hugging Face dataset") -> Any:

@@ -45,7 +45,14 @@ class Progress:
     def _watch(self) -> None:
         total, first, began = self.job.settings.n, done(self.folder, self.job), time.monotonic()
         terminal, told = sys.stderr.isatty(), began
-        with tqdm(total=total, initial=first, unit="sample", dynamic_ncols=True, disable=not terminal) as bar:
+        with tqdm(
+            total=total,
+            initial=first,
+            unit="sample",
+            dynamic_ncols=True,
+            smoothing=0,  # shards come in steps: only the mean rate says how long it will take
+            disable=not terminal,
+        ) as bar:
             while not self.over.wait(LOOK):
                 count, now = done(self.folder, self.job), time.monotonic()
                 bar.update(count - bar.n)

@@ -35,7 +35,7 @@ class World:
     def from_environment(cls) -> World:
         """As torchrun says; joins the process group if there is more than one."""
         size = _number("WORLD_SIZE", 1)
-        if size == 1:
+        if size <= 1:
             return cls()
         if not dist.is_initialized():
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
