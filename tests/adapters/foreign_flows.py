@@ -63,9 +63,7 @@ def context_rows(n: int, dtype: torch.dtype) -> Tensor:
 
 
 def _made(kind: Callable[..., nn.Module], **options: Any) -> Callable[[int], nn.Module]:
-    return lambda context: kind(
-        features=D, hidden_features=24, context_features=context or None, **options
-    )
+    return lambda context: kind(features=D, hidden_features=24, context_features=context or None, **options)
 
 
 def _made_case(
@@ -87,7 +85,9 @@ def _made_case(
 
 def _zuko_case(name: str, bisection: bool = False, **options: Any) -> Case:
     def make(context: int) -> nn.Module:
-        return getattr(zuko.flows, name)(D, context, transforms=2, **({"hidden_features": (24, 24)} | options))
+        return getattr(zuko.flows, name)(
+            D, context, transforms=2, **({"hidden_features": (24, 24)} | options)
+        )
 
     def run(flow: Any, z: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor]:
         return flow(c).transform.inv.call_and_ladj(z)

@@ -13,7 +13,9 @@ import jacobiflow as jf
 from adapters.foreign_flows import CASES, Case, context_rows
 from jacobiflow.adapters import foreign
 
-TABLE = [(name, context) for name, case in CASES.items() for context in (0, 3) if case.conditional or not context]
+TABLE = [
+    (name, context) for name, case in CASES.items() for context in (0, 3) if case.conditional or not context
+]
 DTYPES = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
