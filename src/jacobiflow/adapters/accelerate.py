@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -111,11 +111,9 @@ def _walk(root: Any) -> Iterator[Any]:
             todo += [item.keywords, item.args, item.func]
         elif hasattr(item, "__self__") and callable(item):
             todo.append(item.__self__)
-        elif isinstance(item, nn.Module | Distribution | Transform) or _root(item) in OPEN:
-            if hasattr(item, "__dict__") and not isinstance(item, type):
-                yield item
-                todo.append(vars(item))
-
-
-def _root(item: Any) -> str:
-    return type(item).__module__.partition(".")[0]
+        elif hasattr(item, "__dict__") and (
+            isinstance(item, nn.Module | Distribution | Transform)
+            or type(item).__module__.partition(".")[0] in OPEN
+        ):
+            yield item
+            todo.append(vars(item))

@@ -17,18 +17,20 @@ from torch import Tensor, nn
 
 from jacobiflow.adapters.masked import Network, Structure, pack, structure, with_context
 from jacobiflow.core.bijectors import Bijector, Spline
-from jacobiflow.core.decode import COMPACT_AT, ROUNDING, decode
+from jacobiflow.core.decode import ROUNDING, decode
 from jacobiflow.core.implicit import attach
-from jacobiflow.core.types import Cache, Decoded, Method, Status
+from jacobiflow.core.types import Cache, Decoded, Method
 from jacobiflow.flows.masked import Packed
 from jacobiflow.flows.units import Units
 from jacobiflow.flows.weights import Watch
 
 # Measured on a CPU (`make bench ARGS="accelerate table"`):
 SMALL, MANY = 6, 24  # passes of the original that can be beaten if rows are many, and whatever they are
-BUSY = 400_000  # multiplications from which one position at a time, each computed once, beats sweeps
+BUSY = 250_000  # multiplications from which one position at a time, each computed once, beats sweeps
 MAP = 50  # what an elementwise map costs, in multiplications a parameter
-FEW = 256  # rows that stay in the batch when they have stopped
+FEW = 16_384  # numbers whose rows stay in the batch when they have stopped
+COMPACT_AT = 1 / 2  # rows that have stopped leave the batch when so many are left
+PATIENCE = 16  # sweeps, and an eighth of the features more, after which rows go one position at a time
 _NOISY = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 GRADIENT_TOL = 0.01  # of tol: an error of the sample is an error of its gradient
 
@@ -236,15 +238,18 @@ class Solver:
         """x [n, T, 1] and log |dx/dz| [n], rows without a finite inverse as the original gives them."""
         n = len(z)
         single = Method(width=1)
-        method = single if block.packed and work(self.about.network, n) > BUSY else Method(tol=tol)
-        # A few rows cost less to sweep than to take out. Rows that overflow go one position at a time:
-        # with a cache that is cheaper than narrower windows.
+        method = Method(tol=tol)
+        if (
+            block.packed
+        ):  # one position at a time is cheap: at once, or for rows that sweeps do not solve soon
+            slow = work(self.about.network, n) > BUSY
+            method = single if slow else Method(tol=tol, max_sweeps=PATIENCE + block.length // 8)
         out = decode(
             block,
             z,
             method,
             relative=True,
-            compact_at=COMPACT_AT if n > FEW else 0,
+            compact_at=COMPACT_AT if n * block.length > FEW else 0,  # few cost less to sweep than to take out
             on_failure="return" if block.packed else "fallback",
         )
         x, log_det = out.x, out.log_det
@@ -260,9 +265,9 @@ class Solver:
 
 
 def _lost(out: Decoded) -> Tensor:
-    """The rows that are not finite."""
+    """The rows that are not solved."""
     status = out.stats.blocks[0].status
-    return torch.tensor([i for i, s in enumerate(status) if s is Status.NONFINITE], dtype=torch.long)
+    return torch.tensor([i for i, s in enumerate(status) if s.failed], dtype=torch.long)
 
 
 def tolerance(tol: float, dtype: torch.dtype, gradients: bool, resolution: float) -> float:

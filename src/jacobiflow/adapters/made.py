@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ class MadeInverse(Patch):
         return solver.solve(inputs, context, self.tol)
 
 
-def bijector(owner: Any, maps: dict[type, Callable[[Any], Bijector]]) -> Bijector | None:
+def bijector(owner: Any, maps: Mapping[Any, Callable[[Any], Bijector]]) -> Bijector | None:
     """The elementwise map of a known class; None if a subclass has changed it, or scales its parameters."""
     kind = next((k for k in maps if isinstance(owner, k)), None)
     if kind is None or hasattr(owner.autoregressive_net, "hidden_features"):

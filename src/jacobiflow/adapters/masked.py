@@ -35,7 +35,10 @@ def elementwise(activation: Any) -> Callable[[Tensor], Tensor] | None:
     """`activation` if it is known to treat every unit alike and alone, so that units may be reordered."""
     if type(activation) in _MODULES:
         # In place it would overwrite the cached unit that it reads.
-        return activation if not getattr(activation, "inplace", False) else type(activation)()
+        own: Callable[[Tensor], Tensor] = (
+            type(activation)() if getattr(activation, "inplace", False) else activation
+        )
+        return own
     try:
         return _FUNCTIONS.get(activation)
     except TypeError:
@@ -57,12 +60,12 @@ class Link:
     @property
     def mask(self) -> Tensor:
         """[out, in], true where a weight counts."""
-        return self.linear.mask.bool()  # type: ignore[operator, union-attr]
+        return self.linear.mask.bool()  # type: ignore[operator]
 
     def folded(self) -> tuple[Tensor, Tensor]:
         """Weight and bias, masked, with the normalisation of the source in them."""
         weight = self.linear.weight * self.mask
-        bias = weight.new_zeros(len(weight)) if self.linear.bias is None else self.linear.bias
+        bias: Tensor = weight.new_zeros(len(weight)) if self.linear.bias is None else self.linear.bias
         if self.before is not None:
             factor, offset = _affine(self.before)
             weight, bias = weight * factor, bias + weight @ offset
@@ -202,7 +205,8 @@ def with_context(packed: Packed, terms: dict[int, Tensor]) -> Packed:
 
 def _affine(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
     """Batch norm in eval mode is factor * x + offset."""
-    assert norm.running_mean is not None and norm.running_var is not None
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
     factor = (norm.running_var + norm.eps).rsqrt()
     if norm.weight is not None:
         factor = factor * norm.weight

@@ -146,7 +146,7 @@ class StableAffine:
 def _spline(about: Any, z: Tensor, theta: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
     """Pyro's rational spline, linear or quadratic, of unconstrained parameters."""
     k = about.count_bins
-    w, h, d, *rest = theta.split((k, k, k - 1, *((k,) if about.order == "linear" else ())), -1)
+    w, h, d, *rest = theta.tensor_split((k, 2 * k, 3 * k - 1) if about.order == "linear" else (k, 2 * k), -1)
     lambdas = torch.sigmoid(rest[0]) if rest else None
     parts = (w.softmax(-1), h.softmax(-1), F.softplus(d), lambdas)
     return _monotonic_rational_spline(z, *parts, inverse=inverse, bound=about.bound)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""zuko: masked autoregressive transforms with any univariate map; lazy ones, and distributions made of them."""
+"""zuko: masked autoregressive transforms with any univariate map, and distributions made of them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Inverse(Patch):
         shape = y.shape
         flat, rows = y.reshape(-1, shape[-1]), None
         if context is not None:
-            batch = torch.broadcast_shapes(shape[:-1], context.shape[:-1])
+            batch = torch.broadcast_shapes(shape[:-1], context.shape[:-1])  # type: ignore[no-untyped-call]
             flat = y.expand(*batch, shape[-1]).reshape(-1, shape[-1])
             rows = context.reshape(-1, context.shape[-1])
             if len(rows) > 1:
@@ -163,9 +163,9 @@ class Univariate:
 def _bijector(lazy: Any, length: int) -> Bijector | None:
     """Our own map where the formulas agree."""
     make, shapes = lazy.univariate, tuple(torch.Size(s) for s in lazy.shapes)
-    options: dict[str, float] = {}
+    options: dict[str, Any] = {}
     if isinstance(make, functools.partial) and not make.args:
-        make, options = make.func, make.keywords
+        options, make = make.keywords, make.func
     slope = options.get("slope", 1e-3)
     if make is transforms.MonotonicAffineTransform and set(options) <= {"slope"}:
         return SoftclipAffine(slope)
