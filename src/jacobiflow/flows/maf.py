@@ -1,4 +1,4 @@
-"""MAF and NSF: vectors of features, each block a masked MLP.
+"""MAF and NSF: vectors of features, each block a masked MLP; or, on a lattice, a local one.
 
 Papamakarios et al., 2017, Masked Autoregressive Flow; Durkan et al., 2019, Neural Spline Flows.
 """
@@ -19,6 +19,7 @@ from jacobiflow.core.plan import Plan
 from jacobiflow.core.types import Block, Init
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.local import BoundLocalBlock, LocalMLP, neighbourhood
 from jacobiflow.flows.masked import ACTIVATIONS, Activation, BoundMaskedBlock, MaskedMLP, layer_widths
 from jacobiflow.flows.weights import linear_shapes
 
@@ -35,6 +36,10 @@ class MAFConfig:
     order: "reversed" turns the features around in every second block, "random" shuffles them in
         every block (by order_seed), "same" leaves them; or one permutation for each block.
     bins, bound: of the spline, which is the identity outside [-bound, bound].
+    reach: above 0 features are the sites of a square torus, row by row, and one `LocalMLP` with the same
+        weights everywhere looks at those within `reach` rows and columns.
+    linear: x' = y' A next to the data, y what the blocks see; A is the flow's buffer `linear`: the identity
+        until it is set, not trained, saved with the weights.
     """
 
     features: int
@@ -50,10 +55,12 @@ class MAFConfig:
     order_seed: int = 0
     bins: int = 8
     bound: float = 5.0
+    reach: int = 0
+    linear: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
-        for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2)):
+        for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2), ("reach", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"MAFConfig.{name} must be {least} or more, not {getattr(self, name)}")
         if not 0 <= self.order_seed < 2**63:
@@ -71,6 +78,13 @@ class MAFConfig:
                 raise ValueError(f"MAFConfig.{name} must be one of {known}, not {getattr(self, name)!r}")
         if not 0 <= self.min_scale < 1 or not 0 < self.bound < math.inf:
             raise ValueError("MAFConfig.min_scale must be in [0, 1) and bound positive")
+        if self.reach and (self.side**2 != self.features or 2 * self.reach >= self.side):
+            raise ValueError(
+                f"MAFConfig.reach {self.reach} needs features of a square of side {2 * self.reach + 1} or more, "
+                f"not {self.features}"
+            )
+        if self.reach and (self.context or self.residual):
+            raise ValueError("MAFConfig.reach goes with neither context nor residual: leave them out")
         if isinstance(self.order, str):
             if self.order not in ("reversed", "random", "same"):
                 raise ValueError(
@@ -82,6 +96,11 @@ class MAFConfig:
                 len(o) != self.features or sorted(o) != list(range(self.features)) for o in self.order
             ):
                 raise ValueError("MAFConfig.order needs one permutation of all features for each block")
+
+    @property
+    def side(self) -> int:
+        """Of the square that the features make, if they make one."""
+        return math.isqrt(self.features)
 
     def orders(self) -> list[Tensor]:
         """The order of features in each block."""
@@ -96,12 +115,17 @@ class MAFConfig:
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all stored tensors, without making any."""
         sizes = [self.features, *layer_widths(self.hidden, self.residual)]
+        if self.reach:
+            sizes[0] = 2 * ((2 * self.reach + 1) ** 2 - 1)
+        if self.linear:
+            yield "linear", (self.features, self.features)
         for k in range(self.blocks):
             for i, (a, b) in enumerate(pairwise(sizes)):
                 yield from linear_shapes(f"blocks.{k}.linears.{i}", a, b)
             if self.context:
                 yield f"blocks.{k}.context.weight", (sizes[1], self.context)
-            yield from linear_shapes(f"blocks.{k}.head", sizes[-1], self.features * self.bijector().params)
+            outputs = (1 if self.reach else self.features) * self.bijector().params
+            yield from linear_shapes(f"blocks.{k}.head", sizes[-1], outputs)
 
     def bijector(self) -> Bijector:
         """The elementwise map of every block."""
@@ -121,32 +145,39 @@ class MAF(Flow):
     config: MAFConfig
     family: ClassVar[str] = "maf"
     default_tol: ClassVar[float] = 1e-4
+    linear: Tensor | None  # [features, features]: x' = y' linear
 
     def __init__(self, config: MAFConfig) -> None:
         super().__init__()
         self.config = config
         self.bijector = config.bijector()
-        self.blocks = nn.ModuleList(
-            MaskedMLP(
-                config.features,
-                self.bijector.params,
-                config.hidden,
-                context=config.context,
-                residual=config.residual,
-                activation=config.activation,
-            )
-            for _ in range(config.blocks)
-        )
+        self.blocks = nn.ModuleList(self._net(order) for order in config.orders())
         if isinstance(self.bijector, ScaleAffine):  # begin at scale 1
             unit = 1 - config.min_scale
             start = math.log(math.expm1(unit)) if config.scale == "softplus" else 4.0
             for block in self.blocks:
-                assert isinstance(block, MaskedMLP)
+                assert isinstance(block, MaskedMLP | LocalMLP)
                 with torch.no_grad():
                     block.head.bias[:: self.bijector.params] = start
         for k, order in enumerate(config.orders()):
             natural = bool((order == torch.arange(config.features)).all())
             self.register_buffer(f"order{k}", None if natural else order, persistent=False)
+        self.register_buffer("linear", torch.eye(config.features) if config.linear else None)
+
+    def _net(self, order: Tensor) -> MaskedMLP | LocalMLP:
+        """The conditioner of a block that takes the features in this order."""
+        config = self.config
+        if config.reach:
+            near = order.argsort()[neighbourhood(config.side, config.reach)[order]]
+            return LocalMLP(near, self.bijector.params, config.hidden, config.activation)
+        return MaskedMLP(
+            config.features,
+            self.bijector.params,
+            config.hidden,
+            context=config.context,
+            residual=config.residual,
+            activation=config.activation,
+        )
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
@@ -165,10 +196,15 @@ class MAF(Flow):
         return Plan.uniform(len(self.blocks), tol=tol, init=init)
 
     def to_sequence(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(-1)
+        y = x if self.linear is None else torch.linalg.solve(self.linear, x, left=False)
+        return y.unsqueeze(-1)
 
     def from_sequence(self, x: Tensor) -> Tensor:
-        return x.squeeze(-1)
+        y = x.squeeze(-1)
+        return y if self.linear is None else y @ self.linear
+
+    def stretch(self) -> Tensor | float:
+        return 0.0 if self.linear is None else torch.linalg.slogdet(self.linear).logabsdet
 
     def order(self, k: int) -> Tensor | None:
         return self._buffers[f"order{k}"]
@@ -177,5 +213,7 @@ class MAF(Flow):
         if guidance.weight:
             raise ValueError("guidance is for TarFlow; this flow takes none")
         net = self.blocks[k]
+        if isinstance(net, LocalMLP):
+            return BoundLocalBlock(net, self.bijector)
         assert isinstance(net, MaskedMLP)
         return BoundMaskedBlock(net, self.bijector, condition)

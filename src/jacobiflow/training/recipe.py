@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from jacobiflow.core.records import RecordError, build
+from jacobiflow.data.ising import Ising, parse_target
 from jacobiflow.data.sources import DataConfig
 from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.maf import MAFConfig
@@ -24,8 +25,8 @@ class RecipeError(RecordError):
 class TrainingConfig:
     """The loop: what is added to the data, how weights move, what is written when."""
 
-    epochs: float = 10.0  # Passes over the training images.
-    batch_size: int = 256  # Images a step, over all processes and accumulation steps.
+    epochs: float = 10.0  # Passes over the training images; with a target, hundreds of steps.
+    batch_size: int = 256  # Images or, with a target, samples a step, over all processes and accumulation steps.
     accumulate: int = 1  # Parts of a batch that a process computes one after the other, to save memory.
     lr: float = 1e-4  # Learning rate after the warm-up.
     final_lr: float = 1e-6  # Learning rate at the end of the cosine.
@@ -45,7 +46,7 @@ class TrainingConfig:
     save_every: int = 500  # Steps between states to go on from.
     keep_every: int = 0  # Steps between weights that are kept for good; 0: none.
     sample_every: int = 2000  # Steps between sample grids; 0: none.
-    validate: int = 1000  # Validation images looked at every epoch; 0: none.
+    validate: int = 1000  # Validation images (with a target, samples) looked at every epoch; 0: none.
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulate", "log_every", "save_every"):
@@ -70,11 +71,15 @@ class Recipe:
     """What `jacobiflow train` runs."""
 
     model: TarFlowConfig | MAFConfig
-    data: DataConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    target: Ising | None = None  # a density to be fitted by reverse KL, in place of data
     training: TrainingConfig = field(default_factory=TrainingConfig)
     about: str = ""
 
     def __post_init__(self) -> None:
+        if self.target is not None:
+            self._check_target(self.target)
+            return
         std, noise = getattr(self.model, "noise_std", 0.0), self.training.noise
         if noise == "gaussian" and not std:
             raise RecipeError(
@@ -84,6 +89,16 @@ class Recipe:
             raise RecipeError(
                 f"model.noise_std {std} is for training.noise gaussian, not {noise}: set it to 0"
             )
+
+    def _check_target(self, target: Ising) -> None:
+        model = self.model
+        if not isinstance(model, MAFConfig) or model.features != target.sites or model.context:
+            raise RecipeError(
+                f"a target of {target.sites} sites needs a model of family maf with as many features "
+                "and without context"
+            )
+        if self.data.source:
+            raise RecipeError("a recipe has data or a target, not both: leave data.source empty")
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Recipe:
@@ -118,9 +133,11 @@ class Recipe:
         if family is None:
             raise RecipeError(f"model.family must be tarflow or maf, not {model.get('family')!r}")
         shape = {k: v for k, v in model.items() if k != "family"}
+        target = doc.get("target")
         return cls(
             model=build(family, shape, "model"),
             data=build(DataConfig, doc.get("data", {}), "data"),
+            target=None if target is None else parse_target(target),
             training=build(TrainingConfig, doc.get("training", {}), "training"),
             about=str(doc.get("about", "")),
         )
@@ -129,6 +146,8 @@ class Recipe:
         """Plain data that `from_dict` reads."""
         doc = asdict(self)
         doc["model"]["family"] = "maf" if isinstance(self.model, MAFConfig) else "tarflow"
+        if self.target is not None:
+            doc["target"] = self.target.to_dict()
         return doc
 
 
