@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-NAMES = ("speed", "mnist_quality")
+NAMES = ("speed", "mnist_quality", "ising")
 
 
 def main() -> None:

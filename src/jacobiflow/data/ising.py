@@ -152,8 +152,10 @@ class Ising:
         return [colour == k for k in range(count)]
 
 
-def parse_target(doc: Mapping[str, Any]) -> Ising:
+def parse_target(doc: Any) -> Ising:
     """The target that a recipe's or a checkpoint's table `target` describes."""
+    if not isinstance(doc, Mapping):
+        raise DataError(f"target must be a table, not {doc!r}")
     if doc.get("kind") != "ising":
         raise DataError(f'target.kind must be "ising", not {doc.get("kind")!r}')
     return build(Ising, {k: v for k, v in doc.items() if k != "kind"}, "target")

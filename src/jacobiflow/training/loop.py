@@ -112,7 +112,7 @@ class Trainer:
         self.loss = self._loss_module()
 
     def _loss_module(self) -> nn.Module:
-        loss: nn.Module = _loss(self.flow, self.recipe.target)
+        loss: nn.Module = _loss(self.flow, self.recipe)
         if self.config.compile:
             loss = torch.compile(loss)  # type: ignore[assignment]
         if self.world.size > 1:
@@ -274,7 +274,7 @@ class Trainer:
         """Mean loss on evenly spaced validation images, always with the same noise."""
         count = min(self.config.validate, len(self.validation))
         chosen = torch.linspace(0, len(self.validation) - 1, count).long()  # sources may be sorted
-        draw = generator(self.config.seed, 0, 2)
+        draw, loss = generator(self.config.seed, 0, 2), _loss(self.result, self.recipe)
         total = 0.0
         for index in torch.split(chosen, 250):
             batch = self.batch(self.validation, index, draw, augment=False).to(self.device)
@@ -326,12 +326,12 @@ class ReverseKL(nn.Module):
     the mean of d log q(x) / d weights at fixed x, is zero and only adds noise.
     """
 
-    def __init__(self, flow: Flow, target: Ising) -> None:
+    def __init__(self, flow: Flow, target: Ising, tol: float) -> None:
         super().__init__()
-        self.flow, self.target = flow, target
+        self.flow, self.target, self.tol = flow, target, tol
 
     def forward(self, z: Tensor, labels: None) -> tuple[Tensor, Tensor]:
-        x = self.flow.decode(z, differentiable=True).x
+        x = self.flow.decode(z, tol=self.tol, differentiable=True).x
         with torch.enable_grad():
             at = x.detach().requires_grad_()
             gap = self.flow.log_prob(at) - self.target.log_density(at)
@@ -340,8 +340,10 @@ class ReverseKL(nn.Module):
         return (loss + along - along.detach()) / math.prod(self.flow.data_shape), z.square().mean(0)
 
 
-def _loss(flow: Flow, target: Ising | None) -> nn.Module:
-    return Likelihood(flow) if target is None else ReverseKL(flow, target)
+def _loss(flow: Flow, recipe: Recipe) -> nn.Module:
+    return (
+        Likelihood(flow) if recipe.target is None else ReverseKL(flow, recipe.target, recipe.training.tol)
+    )
 
 
 def _no_buffers() -> dict[str, Any]:

@@ -35,6 +35,7 @@ class TrainingConfig:
     weight_decay: float = 1e-4  # Of AdamW.
     clip: float = 0.0  # Largest norm of the gradient; 0: any.
     noise: Noise = "gaussian"  # Normal of model.noise_std; or uniform, on grey levels or on black and white.
+    tol: float = 1e-4  # With a target: of the sweeps that draw samples. Loose ones bias gradients.
     label_drop: float = 0.0  # Share of labels that are left out, so that the model learns to do without.
     flip: bool = False  # Mirror every second image, at random.
     ema: float = 0.0  # Decay of averaged weights, which are then the result; 0: no average.
@@ -58,7 +59,7 @@ class TrainingConfig:
         for name in ("label_drop", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise RecipeError(f"training.{name} must be in [0, 1), not {getattr(self, name)}")
-        rates = ("final_lr", "warmup_epochs", "weight_decay", "clip")
+        rates = ("final_lr", "warmup_epochs", "weight_decay", "clip", "tol")
         for name in (*rates, "seed", "sample_every", "keep_every", "validate"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise RecipeError(f"training.{name} must be 0 or more, not {getattr(self, name)}")
