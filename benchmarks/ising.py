@@ -49,7 +49,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="ising-16")
     parser.add_argument("--samples", type=int, default=100_000)
-    parser.add_argument("--sequential", type=int, default=10_000, help="samples to time sequential decoding on")
+    parser.add_argument(
+        "--sequential", type=int, default=10_000, help="samples to time sequential decoding on"
+    )
     parser.add_argument("--full-passes", type=int, default=200, help="samples to time full passes on")
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--check", type=int, default=1000, help="samples to compare")

@@ -107,9 +107,11 @@ MAKERS = {
     "maf-residual": lambda: Subject(maf(0.5, hidden=(32, 32, 32), residual=True)),
     "maf-deep": lambda: Subject(maf(1.3, hidden=(40, 24, 56), activation="tanh")),
     "maf-linear": lambda: Subject(maf(1.1, linear=True)),
-    "maf-lattice": lambda: Subject(maf(1.5, features=25, reach=2, hidden=(24, 16), order="random", activation="tanh")),
+    "maf-lattice": lambda: Subject(
+        maf(1.5, features=25, reach=2, hidden=(24, 16), order="random", activation="tanh")
+    ),
     "nsf-lattice": lambda: Subject(
-        maf(1.5, features=25, reach=2, hidden=(24,), transform="spline", linear=True, activation="silu")
+        maf(0.7, features=25, reach=2, hidden=(24,), transform="spline", linear=True, activation="silu")
     ),
     "nsf": lambda: Subject(maf(0.9, transform="spline")),
     "nsf-context": lambda: Subject(

@@ -17,7 +17,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """N(0, K) for a 3 x 3 torus."""
     folder = tmp_path_factory.mktemp("small")
     flow = jf.MAF(jf.MAFConfig(features=9, blocks=1, hidden=(8,), linear=True))
-    target = Ising(side=3, temperature=6.0)
+    target = Ising(side=3, temperature=12.0)
     flow.linear.copy_(target.root())
     flow.target = target.to_dict()
     flow.save(folder)
@@ -26,7 +26,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_json(run, small):
     doc = json.loads(run("evaluate", small, "-n", 500, "--json").out)
-    target = Ising(side=3, temperature=6.0)
+    target = Ising(side=3, temperature=12.0)
     assert doc["metrics"] == ["ising"]
     assert doc["target"] == target.to_dict()
     assert (doc["samples"], doc["not_finite"], doc["seed"]) == (500, 0, 0)
@@ -49,10 +49,10 @@ def test_json(run, small):
 def test_table(run, small):
     ran = run("evaluate", small, "-n", 100, "--batch", 30)
     assert ran.status == 0
-    assert "3 x 3 Ising model at T = 6, 100 samples" in ran.out
+    assert "3 x 3 Ising model at T = 12, 100 samples" in ran.out
     for word in ("energy per site", "|m|", "effective sample size", "log Z", "±", "Kaufman"):
         assert word in ran.out
-    assert f"{Ising(side=3, temperature=6.0).log_z():.4f}" in ran.out
+    assert f"{Ising(side=3, temperature=12.0).log_z():.4f}" in ran.out
 
 
 @pytest.mark.parametrize(

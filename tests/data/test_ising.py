@@ -141,7 +141,10 @@ def test_a_target_is_plain_data() -> None:
         ([1], "target must be a table"),
         ({"kind": "ising", "side": 1}, "target.side must be 2 or more, not 1"),
         ({"kind": "ising", "temperature": 0}, "target.temperature must be positive"),
-        ({"kind": "ising", "temperature": 4.0, "shift": 1.0}, "target.shift must be above 4 / T = 1, not 1.0"),
+        (
+            {"kind": "ising", "temperature": 4.0, "shift": 1.0},
+            "target.shift must be above 4 / T = 1, not 1.0",
+        ),
         ({"kind": "ising", "size": 4}, "target has no field 'size'"),
     ],
 )

@@ -12,7 +12,7 @@ from jacobiflow.data.ising import Ising
 from jacobiflow.metrics.ising import MetricError, effective_sample_size, evaluate, log_mean, reweighted
 from subjects import perturb
 
-TARGET = Ising(side=3, temperature=6.0)
+TARGET = Ising(side=3, temperature=12.0)
 
 
 def normal_flow(target: Ising = TARGET) -> jf.MAF:
@@ -25,17 +25,17 @@ def normal_flow(target: Ising = TARGET) -> jf.MAF:
 
 def test_a_normal_flow_reweighted_is_exact() -> None:
     """Importance weights turn what the flow gets wrong into the exact values."""
-    found = evaluate(normal_flow(), samples=40_000, batch=10_000)
+    found = evaluate(normal_flow(), samples=30_000, batch=10_000)
     assert found.exact_log_z == TARGET.log_z()
     assert found.exact_energy_per_site == TARGET.exact_energy()
     raw, again = found.energy_per_site, found.reweighted_energy_per_site
-    assert abs(raw.value - TARGET.exact_energy()) > 20 * raw.error
+    assert abs(raw.value - TARGET.exact_energy()) > 10 * raw.error
     assert abs(again.value - TARGET.exact_energy()) < 4 * again.error < 0.05
     known, again = found.monte_carlo_abs_magnetization, found.reweighted_abs_magnetization
     assert abs(again.value - known.value) < 4 * math.hypot(again.error, known.error) < 0.05
     assert abs(found.reweighted_log_z.value - TARGET.log_z()) < 4 * found.reweighted_log_z.error < 0.1
-    assert found.log_z_bound.value < TARGET.log_z() - 20 * found.log_z_bound.error
-    assert 0.05 < found.effective_sample_size.value < 0.9
+    assert found.log_z_bound.value < TARGET.log_z() - 10 * found.log_z_bound.error
+    assert 0.1 < found.effective_sample_size.value < 0.9
 
 
 def test_the_bound_is_that_of_the_densities() -> None:

@@ -22,7 +22,7 @@ PAPER_SCALE = {  # size, patch, blocks, layers, width: the paper's table, for Im
     "afhq256": (256, 8, 8, 8, 768),
     "imagenet64": (64, 2, 8, 8, 768),
 }
-CPU_SCALE = {"mnist-cpu", "cifar10-cpu", "cifar100-cpu", "afhq-cat64-cpu", "mnist-maf"}
+CPU_SCALE = {"mnist-cpu", "cifar10-cpu", "cifar100-cpu", "afhq-cat64-cpu", "mnist-maf", "ising", "ising-maf"}
 
 
 def test_what_is_bundled():

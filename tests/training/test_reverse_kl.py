@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,14 +82,14 @@ def test_at_its_target_a_flow_stays() -> None:
 def test_the_gradient_is_that_of_reverse_kl() -> None:
     """On average the same as of log q(x) - log p(x) with log q through the log-det."""
     flow, target = maf(0.3, features=4, blocks=1, hidden=(8,)).double(), Ising(side=2)
-    z = flow.noise(20_000, seed=0)
+    z = flow.noise(8000, seed=0)
     loss, _ = ReverseKL(flow, target, 1e-10)(z, None)
     found = gradients(flow, loss)
     out = flow.decode(z, differentiable=True)
     full = (standard_normal(z) - out.log_det - target.log_density(out.x)).mean() / 4
     assert loss.item() == pytest.approx(full.item(), rel=1e-9)
     expected = gradients(flow, full)
-    assert (found - expected).norm() < 0.1 * expected.norm()
+    assert (found - expected).norm() < 0.15 * expected.norm()
 
 
 def trainer(path: Path, out: Path, **training: Any) -> Trainer:
@@ -107,31 +106,23 @@ def test_parts_of_a_batch_make_the_same_step(tiny: Path, tmp_path: Path) -> None
         assert a == pytest.approx(b, rel=1e-4)
 
 
-def test_a_run_learns_and_goes_on_where_it_was(tiny: Path, tmp_path: Path, train: Any) -> None:
-    log = train(tmp_path / "a", recipe=tiny)
+def test_a_run_learns_and_its_model_says_what_for(tiny: Path, tmp_path: Path, train: Any) -> None:
+    log = train(tmp_path, recipe=tiny)
     first, last = log[0]["loss"], log[-1]["validation"]
     exact = -Ising(side=3, temperature=5.0).log_z() / 9
     assert exact < last < exact + 0.01 < first  # the loss bounds -log Z / N from above
-    train(tmp_path / "b", "--training.save-every", 20, recipe=tiny)
-    state = trainer(tiny, tmp_path / "b")
-    assert state.resume() == 60
-    flow = jf.load(tmp_path / "a" / "model")
+    flow = jf.load(tmp_path / "model")
     assert flow.target == {"kind": "ising", "side": 3, "temperature": 5.0, "shift": 0.0}
-    again = jf.load(tmp_path / "b" / "model")
-    assert all(torch.equal(a, b) for a, b in zip(flow.state_dict().values(), again.state_dict().values()))
-    config = json.loads((tmp_path / "a" / "model" / "config.json").read_text())
-    assert config["target"]["side"] == 3
 
 
-def test_a_stopped_run_is_the_same_in_the_end(tiny: Path, tmp_path: Path, train: Any) -> None:
-    whole = trainer(tiny, tmp_path / "whole")
-    whole.run()
-    half = trainer(tiny, tmp_path / "half")
-    (tmp_path / "half").mkdir()
-    for i in range(25):
-        half.step(i, torch.arange(32))
-    half.save(25)
-    rest = trainer(tiny, tmp_path / "half")
+def test_a_stopped_run_is_the_same_in_the_end(tiny: Path, tmp_path: Path) -> None:
+    whole = trainer(tiny, tmp_path, epochs=0.1)
+    for i in range(4):
+        whole.step(i, torch.arange(32))
+    whole.save(4)
+    for i in range(4, 10):
+        whole.step(i, torch.arange(32))
+    rest = trainer(tiny, tmp_path, epochs=0.1)
     rest.run()
     for a, b in zip(whole.flow.parameters(), rest.flow.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -89,7 +89,9 @@ def defaults(args: Args, flow: Flow) -> tuple[str, ...]:
     """The metrics that a model was made for."""
     kind = (flow.target or {}).get("kind")
     if kind not in METRICS:
-        raise ValueError(f"no metric is known for {args.model}: choose with --metrics, of {', '.join(METRICS)}")
+        raise ValueError(
+            f"no metric is known for {args.model}: choose with --metrics, of {', '.join(METRICS)}"
+        )
     return (str(kind),)
 
 
@@ -106,14 +108,22 @@ def measure_ising(args: Args, flow: Flow, decode: Callable[[Tensor], Decoded]) -
 
     rows = [
         ("", "raw samples", "reweighted", "known"),
-        row("energy per site", m.energy_per_site, m.reweighted_energy_per_site, f"{m.exact_energy_per_site:.6f}"),
-        row("|m|", m.abs_magnetization, m.reweighted_abs_magnetization, show(m.monte_carlo_abs_magnetization)),
+        row(
+            "energy per site",
+            m.energy_per_site,
+            m.reweighted_energy_per_site,
+            f"{m.exact_energy_per_site:.6f}",
+        ),
+        row(
+            "|m|", m.abs_magnetization, m.reweighted_abs_magnetization, show(m.monte_carlo_abs_magnetization)
+        ),
         row("effective sample size", m.effective_sample_size, None, "1"),
         row("log Z (raw: lower bound)", m.log_z_bound, m.reweighted_log_z, f"{m.exact_log_z:.4f}"),
     ]
     lost = f"; {m.not_finite} of them have no finite answer and are left out" if m.not_finite else ""
     text = (
-        f"{target.side} x {target.side} Ising model at T = {target.temperature:g}, {m.samples:,} samples{lost}\n\n"
+        f"{target.side} x {target.side} Ising model at T = {target.temperature:g}, "
+        f"{m.samples:,} samples{lost}\n\n"
         f"{table(rows)}\n\nknown: Kaufman's exact values; for |m| heat bath Monte Carlo"
     )
     return Found({"target": target.to_dict(), **m.to_dict()}, text)

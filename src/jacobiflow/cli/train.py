@@ -92,7 +92,7 @@ def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None
         torch.cuda.set_device(device)
     torch.manual_seed(recipe.training.seed)
     flow = build_flow(recipe.model, recipe.target).to(device)
-    trainer = Trainer(recipe, flow, *images, out, world)
+    trainer = Trainer(recipe, flow, images[0], images[1], out, world)
     if world.leader:
         count = sum(p.numel() for p in flow.parameters())
         data = f"{len(images[0]):,} + {len(images[1]):,} images (training + validation)"

@@ -47,7 +47,9 @@ class Ising:
         if not 0 < self.temperature < math.inf:
             raise DataError(f"target.temperature must be positive, not {self.temperature}")
         if self.shift and not 4 / self.temperature < self.shift < math.inf:
-            raise DataError(f"target.shift must be above 4 / T = {4 / self.temperature:.4g}, not {self.shift}")
+            raise DataError(
+                f"target.shift must be above 4 / T = {4 / self.temperature:.4g}, not {self.shift}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `parse_target` reads."""
@@ -70,8 +72,12 @@ class Ising:
 
     def couple(self, x: Tensor, power: float = 1.0) -> Tensor:
         """K^power x for the rows of x [n, sites]."""
-        lattice = torch.fft.fft2(x.unflatten(1, (self.side, self.side)))
-        return torch.fft.ifft2(lattice * self.spectrum().pow(power).to(x)).real.flatten(1)
+        waves = torch.fft.fft2(self._lattice(x))
+        found: Tensor = torch.fft.ifft2(waves * self.spectrum().pow(power).to(x)).real
+        return found.flatten(1)
+
+    def _lattice(self, x: Tensor) -> Tensor:
+        return x.reshape(len(x), self.side, self.side)
 
     def log_density(self, phi: Tensor) -> Tensor:
         """log p(phi) + log Z [n], in nats: the integral of its exponential is Z itself.
@@ -100,7 +106,7 @@ class Ising:
 
     def energy(self, spins: Tensor) -> Tensor:
         """Energy a site, [n]: minus the sum of s_i s_j over the two bonds of each site, / N."""
-        s = spins.unflatten(1, (self.side, self.side))
+        s = self._lattice(spins)
         return -(s * (s.roll(1, 1) + s.roll(1, 2))).flatten(1).mean(1)
 
     def magnetization(self, spins: Tensor) -> Tensor:
@@ -197,7 +203,9 @@ def _kaufman(side: int, beta: Tensor) -> Tensor:
     first = 0.5 * side * (2 * beta + torch.tanh(beta).log())
     log_cosh, log_sinh = half + torch.log1p(torch.exp(-2 * half)), half + torch.log1p(-torch.exp(-2 * half))
     odd, even = slice(0, None, 2), slice(1, None, 2)
-    terms = torch.stack((log_cosh[odd].sum(), log_sinh[odd].sum(), log_cosh[even].sum(), log_sinh[even].sum()))
+    terms = torch.stack(
+        (log_cosh[odd].sum(), log_sinh[odd].sum(), log_cosh[even].sum(), log_sinh[even].sum())
+    )
     top = terms.max()
     one = torch.ones_like(beta)
     weights = torch.stack((one, one, 2 * torch.cosh(first), 2 * torch.sinh(first)))

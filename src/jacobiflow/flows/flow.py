@@ -225,7 +225,8 @@ class Flow(nn.Module, ABC):
             out = decode(block, seq, method, on_failure=on_failure, cache=cache, name=i)
             found, slope = out.x, out.log_det
             if torch.is_grad_enabled():
-                found, slope = attach(block, seq, found, slope, tol=GRADIENT_TOL[seq.dtype])
+                tight = max(method.tol, GRADIENT_TOL[seq.dtype])
+                found, slope = attach(block, seq, found, slope, tol=tight)
             seq = found if order is None else found[:, _inverse(order)]
             log_det = log_det + slope
             stats.append(out.stats.blocks[0])

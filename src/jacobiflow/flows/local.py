@@ -27,7 +27,10 @@ def neighbourhood(side: int, reach: int) -> Tensor:
     step = torch.arange(-reach, reach + 1)
     down, right = (d.flatten() for d in torch.meshgrid(step, step, indexing="ij"))
     others = (down != 0) | (right != 0)
-    row, column = torch.arange(side**2)[:, None].div(side, rounding_mode="floor"), torch.arange(side**2) % side
+    row, column = (
+        torch.arange(side**2)[:, None].div(side, rounding_mode="floor"),
+        torch.arange(side**2) % side,
+    )
     return (row + down[others]) % side * side + (column[:, None] + right[others]) % side
 
 

@@ -80,8 +80,8 @@ class MAFConfig:
             raise ValueError("MAFConfig.min_scale must be in [0, 1) and bound positive")
         if self.reach and (self.side**2 != self.features or 2 * self.reach >= self.side):
             raise ValueError(
-                f"MAFConfig.reach {self.reach} needs features of a square of side {2 * self.reach + 1} or more, "
-                f"not {self.features}"
+                f"MAFConfig.reach {self.reach} needs as many features as a square of side "
+                f"{2 * self.reach + 1} or more has, not {self.features}"
             )
         if self.reach and (self.context or self.residual):
             raise ValueError("MAFConfig.reach goes with neither context nor residual: leave them out")

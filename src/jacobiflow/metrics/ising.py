@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.types import Decoded, JacobiflowError
-from jacobiflow.data.ising import Estimate, Ising, parse_target
+from jacobiflow.data.ising import Estimate, Ising, MonteCarlo, parse_target
 from jacobiflow.flows.flow import Flow, standard_normal
 
 
@@ -53,8 +54,16 @@ def target_of(flow: Flow) -> Ising:
         raise MetricError("metrics ising: this flow was not trained for an Ising model; try ising-16")
     target = parse_target(flow.target)
     if flow.data_shape != (target.sites,):
-        raise MetricError(f"metrics ising: the flow has samples of shape {flow.data_shape}, not {target.sites}")
+        raise MetricError(
+            f"metrics ising: the flow has samples of shape {flow.data_shape}, not {target.sites}"
+        )
     return target
+
+
+@functools.cache
+def reference(target: Ising) -> MonteCarlo:
+    """The Monte-Carlo run beside which samples are put; made once a process."""
+    return target.monte_carlo()
 
 
 @torch.no_grad()
@@ -86,7 +95,7 @@ def evaluate(
         raise MetricError(f"metrics ising: {kept.shape[1]} of {samples} samples are finite, 2 are needed")
     log_w, energy, magnet = kept
     w = (log_w - log_w.max()).exp()
-    known = target.monte_carlo(seed=seed)
+    known = reference(target)
     return IsingMetrics(
         energy_per_site=Estimate.of(energy),
         abs_magnetization=Estimate.of(magnet),
@@ -121,5 +130,7 @@ def log_mean(log_w: Tensor) -> Estimate:
 def effective_sample_size(w: Tensor) -> Estimate:
     """(sum w)^2 / (n sum w^2), 0 to 1; its error is the spread over ten parts of the samples."""
     size = w.sum().square() / w.square().sum() / len(w)
-    parts = torch.stack([p.sum().square() / p.square().sum() / len(p) for p in w.tensor_split(min(10, len(w)))])
+    parts = torch.stack(
+        [p.sum().square() / p.square().sum() / len(p) for p in w.tensor_split(min(10, len(w)))]
+    )
     return Estimate(float(size), Estimate.of(parts).error)

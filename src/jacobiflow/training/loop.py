@@ -341,9 +341,7 @@ class ReverseKL(nn.Module):
 
 
 def _loss(flow: Flow, recipe: Recipe) -> nn.Module:
-    return (
-        Likelihood(flow) if recipe.target is None else ReverseKL(flow, recipe.target, recipe.training.tol)
-    )
+    return Likelihood(flow) if recipe.target is None else ReverseKL(flow, recipe.target, recipe.training.tol)
 
 
 def _no_buffers() -> dict[str, Any]:
