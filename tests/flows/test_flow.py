@@ -177,6 +177,8 @@ def test_tarflow_shapes_that_make_no_sense(options: dict[str, object], says: str
         ({"reach": -1}, "reach must be 0 or more"),
         ({"reach": 1}, "needs as many features as a square of side 3 or more has, not 19"),
         ({"features": 16, "reach": 2}, "a square of side 5 or more has, not 16"),
+        ({"features": 25, "reach": 1, "order": "classes"}, "reach \\+ 1 must divide the side"),
+        ({"order": "classes"}, "needs a reach"),
         ({"features": 9, "reach": 1, "context": 2}, "neither context nor residual"),
     ],
 )
@@ -222,6 +224,24 @@ def test_a_local_network_sees_earlier_sites_nearby_and_is_the_same_everywhere() 
     assert len(sees[6, 6]) == 9
     moved = flow.encode(x.view(1, 7, 7).roll((1, 1), (1, 2)).view(1, 49)).z.view(7, 7)
     assert torch.allclose(moved[3:6, 3:6], flow.encode(x).z.view(7, 7)[2:5, 2:5], atol=1e-12)
+
+
+def test_a_class_of_sites_is_solved_by_one_sweep() -> None:
+    """Nine classes of four sites; a second sweep of each finds that nothing moves."""
+    shape = {"features": 36, "reach": 2, "hidden": (16,), "blocks": 2, "activation": "tanh"}
+    flow = maf(1.5, order="classes", **shape).double()
+    first, second = flow.config.orders()
+    assert torch.equal(first, second.flip(0))
+    for group in first.view(9, 4):
+        rows, columns = group // 6, group % 6
+        assert len(set((rows % 3).tolist())) == len(set((columns % 3).tolist())) == 1
+    z = flow.noise(5, seed=0)
+    out, exact = flow.decode(z), flow.decode(z, "sequential")
+    assert (out.x - exact.x).abs().max() < 1e-12
+    assert out.stats.status is jf.Status.EXACT
+    for block in out.stats.blocks:
+        assert block.sweeps.max() <= 2 * 9
+    assert (maf(1.5, order="same", **shape).double().decode(z).stats.blocks[0].sweeps > 2 * 9).any()
 
 
 def test_a_linear_map_next_to_the_data() -> None:

@@ -34,6 +34,29 @@ def neighbourhood(side: int, reach: int) -> Tensor:
     return (row + down[others]) % side * side + (column[:, None] + right[others]) % side
 
 
+def spread(side: int, spacing: int) -> Tensor:
+    """The sites of a side x side torus in spacing^2 classes, [spacing^2, side^2 / spacing^2].
+
+    Sites of one class are `spacing` apart, so that none is within reach of another if reach < spacing: given
+    the classes before it, a class is solved at once. Each class is the farthest from those before it.
+
+    >>> spread(4, 2).tolist()
+    [[0, 2, 8, 10], [5, 7, 13, 15], [1, 3, 9, 11], [4, 6, 12, 14]]
+    """
+
+    def apart(a: tuple[int, int], b: tuple[int, int]) -> int:
+        gaps = [abs(i - j) for i, j in zip(a, b, strict=True)]
+        return sum(min(g, spacing - g) ** 2 for g in gaps)
+
+    chosen = [(0, 0)]
+    rest = [(i, j) for i in range(spacing) for j in range(spacing) if i or j]
+    while rest:
+        chosen.append(max(rest, key=lambda c: min(apart(c, other) for other in chosen)))
+        rest.remove(chosen[-1])
+    sites = torch.arange(side**2).view(side, side)
+    return torch.stack([sites[i::spacing, j::spacing].flatten() for i, j in chosen])
+
+
 class LocalMLP(nn.Module):
     """Parameters [n, T, P] of T positions, those of position t a function of x_s, s < t, s in near[t].
 

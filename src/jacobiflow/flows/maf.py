@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Block, Init
+from jacobiflow.core.types import Block, Init, Method
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.local import BoundLocalBlock, LocalMLP, neighbourhood
+from jacobiflow.flows.local import BoundLocalBlock, LocalMLP, neighbourhood, spread
 from jacobiflow.flows.masked import ACTIVATIONS, Activation, BoundMaskedBlock, MaskedMLP, layer_widths
 from jacobiflow.flows.weights import linear_shapes
 
@@ -34,7 +34,8 @@ class MAFConfig:
     scale: how a positive scale is made: z = (softplus(u) + min_scale) x + b, the same with a
         sigmoid, or TarFlow's z = (x - b) exp(-a). min_scale bounds how far the inverse stretches.
     order: "reversed" turns the features around in every second block, "random" shuffles them in
-        every block (by order_seed), "same" leaves them; or one permutation for each block.
+        every block (by order_seed), "same" leaves them; or one permutation for each block. "classes", with
+        reach: see `spread`; every second block takes the classes backwards.
     bins, bound: of the spline, which is the identity outside [-bound, bound].
     reach: above 0 features are the sites of a square torus, row by row, and one `LocalMLP` with the same
         weights everywhere looks at those within `reach` rows and columns.
@@ -51,7 +52,7 @@ class MAFConfig:
     activation: Activation = "relu"
     scale: Scale = "softplus"
     min_scale: float = 1e-3
-    order: Literal["reversed", "random", "same"] | tuple[tuple[int, ...], ...] = "reversed"
+    order: Literal["reversed", "random", "same", "classes"] | tuple[tuple[int, ...], ...] = "reversed"
     order_seed: int = 0
     bins: int = 8
     bound: float = 5.0
@@ -86,10 +87,12 @@ class MAFConfig:
         if self.reach and (self.context or self.residual):
             raise ValueError("MAFConfig.reach goes with neither context nor residual: leave them out")
         if isinstance(self.order, str):
-            if self.order not in ("reversed", "random", "same"):
+            if self.order not in ("reversed", "random", "same", "classes"):
                 raise ValueError(
-                    f"MAFConfig.order must be reversed, random, same or orders, not {self.order!r}"
+                    f"MAFConfig.order must be reversed, random, same, classes or orders, not {self.order!r}"
                 )
+            if self.order == "classes" and (not self.reach or self.side % (self.reach + 1)):
+                raise ValueError("MAFConfig.order classes needs a reach, and reach + 1 must divide the side")
         else:
             object.__setattr__(self, "order", tuple(map(tuple, self.order)))
             if len(self.order) != self.blocks or any(
@@ -110,6 +113,9 @@ class MAFConfig:
         if self.order == "random":
             draw = torch.Generator().manual_seed(self.order_seed)
             return [torch.randperm(self.features, generator=draw) for _ in range(self.blocks)]
+        if self.order == "classes":
+            classes = spread(self.side, self.reach + 1)
+            return [(classes.flip(0) if k % 2 else classes).flatten() for k in range(self.blocks)]
         return [same.flip(0) if k % 2 and self.order == "reversed" else same for k in range(self.blocks)]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -192,7 +198,12 @@ class MAF(Flow):
         return self.config.context
 
     def selective(self, tol: float, init: Init) -> Plan:
-        """Sweeps everywhere: a masked MLP gains in every block."""
+        """Sweeps everywhere: a masked MLP gains in every block. A class of sites is a window: one sweep
+        solves it, the next one finds that nothing moves.
+        """
+        if self.config.order == "classes":
+            width = (self.config.side // (self.config.reach + 1)) ** 2
+            return Plan((Method(width=width, tol=tol, init=init),) * len(self.blocks))
         return Plan.uniform(len(self.blocks), tol=tol, init=init)
 
     def to_sequence(self, x: Tensor) -> Tensor:
