@@ -153,7 +153,7 @@ def test_refusals(tiny: Path, refusal: Any, flags: tuple[object, ...], said: str
 
 
 def test_bundled_recipes_have_their_target() -> None:
-    for name, blocks in (("ising", 1), ("ising-maf", 8)):
+    for name, blocks in (("ising", 2), ("ising-maf", 8)):
         recipe = Recipe.load(name)
         assert recipe.target == Ising(side=16, temperature=3.0)
         assert recipe.model.blocks == blocks

@@ -157,7 +157,8 @@ class MAF(Flow):
         super().__init__()
         self.config = config
         self.bijector = config.bijector()
-        self.blocks = nn.ModuleList(self._net(order) for order in config.orders())
+        orders = config.orders()
+        self.blocks = nn.ModuleList(map(self._net, orders))
         if isinstance(self.bijector, ScaleAffine):  # begin at scale 1
             unit = 1 - config.min_scale
             start = math.log(math.expm1(unit)) if config.scale == "softplus" else 4.0
@@ -165,7 +166,7 @@ class MAF(Flow):
                 assert isinstance(block, MaskedMLP | LocalMLP)
                 with torch.no_grad():
                     block.head.bias[:: self.bijector.params] = start
-        for k, order in enumerate(config.orders()):
+        for k, order in enumerate(orders):
             natural = bool((order == torch.arange(config.features)).all())
             self.register_buffer(f"order{k}", None if natural else order, persistent=False)
         self.register_buffer("linear", torch.eye(config.features) if config.linear else None)

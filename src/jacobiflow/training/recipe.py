@@ -25,10 +25,8 @@ class RecipeError(RecordError):
 class TrainingConfig:
     """The loop: what is added to the data, how weights move, what is written when."""
 
-    epochs: float = 10.0  # Passes over the training images; with a target, hundreds of steps.
-    batch_size: int = (
-        256  # Images or, with a target, samples a step, over all processes and accumulation steps.
-    )
+    epochs: float = 10.0  # Passes over the training images; with a target, of 100 steps each.
+    batch_size: int = 256  # Images a step, over all processes and accumulation steps.
     accumulate: int = 1  # Parts of a batch that a process computes one after the other, to save memory.
     lr: float = 1e-4  # Learning rate after the warm-up.
     final_lr: float = 1e-6  # Learning rate at the end of the cosine.
