@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-NAMES = ("speed", "auto", "accelerate", "mnist_quality")
+NAMES = ("speed", "auto", "accelerate", "ising", "mnist_quality")
 
 
 def main() -> None:

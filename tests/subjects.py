@@ -66,6 +66,8 @@ def perturb(flow: jf.Flow, scale: float, seed: int = 0) -> jf.Flow:
             p += std * torch.randn(p.shape, generator=draw)
         if isinstance(flow, jf.TarFlow) and flow.config.volume_preserving:
             flow.var += torch.rand(flow.var.shape, generator=draw)
+        if isinstance(flow, jf.MAF) and flow.linear is not None:
+            flow.linear += 0.5 / len(flow.linear) ** 0.5 * torch.randn(flow.linear.shape, generator=draw)
     return flow
 
 
@@ -104,6 +106,13 @@ MAKERS = {
     "maf-permuted": lambda: Subject(maf(1.1, order="random")),
     "maf-residual": lambda: Subject(maf(0.5, hidden=(32, 32, 32), residual=True)),
     "maf-deep": lambda: Subject(maf(1.3, hidden=(40, 24, 56), activation="tanh")),
+    "maf-linear": lambda: Subject(maf(1.1, linear=True)),
+    "maf-lattice": lambda: Subject(
+        maf(1.5, features=25, reach=2, hidden=(24, 16), order="random", activation="tanh")
+    ),
+    "nsf-lattice": lambda: Subject(
+        maf(0.7, features=25, reach=2, hidden=(24,), transform="spline", linear=True, activation="silu")
+    ),
     "nsf": lambda: Subject(maf(0.9, transform="spline")),
     "nsf-context": lambda: Subject(
         maf(0.4, transform="spline", context=2, order="random", residual=True, hidden=(32, 32), bins=5)

@@ -75,6 +75,18 @@ EXTRA = {
 FLOWS: dict[str, Callable[[], jf.Flow]] = {n: lambda n=n: MAKERS[n]().flow for n in NAMES} | EXTRA
 
 
+def test_the_target_comes_back(tmp_path: Path) -> None:
+    flow = tiny_maf()
+    flow.save(tmp_path)
+    assert jf.load(tmp_path).target is None
+    flow.target = {"kind": "ising", "side": 3}
+    flow.save(tmp_path)
+    assert jf.load(tmp_path).target == flow.target
+    (tmp_path / CONFIG).write_text(json.dumps(json.loads((tmp_path / CONFIG).read_text()) | {"target": [1]}))
+    with pytest.raises(jf.CheckpointError, match="target must be a table"):
+        jf.load(tmp_path)
+
+
 @pytest.mark.parametrize("name", FLOWS)
 def test_the_same_flow_comes_back(name: str, tmp_path: Path) -> None:
     flow = FLOWS[name]()

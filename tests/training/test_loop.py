@@ -431,5 +431,5 @@ def test_too_little_memory_is_one_line(refusal, tmp_path, monkeypatch):
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 9 GiB")
 
-    monkeypatch.setattr(loop._Loss, "forward", full)
+    monkeypatch.setattr(loop.Likelihood, "forward", full)
     assert refusal("--out", tmp_path) == "out of memory: raise training.accumulate or lower the batch size"

@@ -11,6 +11,7 @@ import torch
 
 from jacobiflow.cli import train as command
 from jacobiflow.cli.main import main
+from jacobiflow.data.ising import Ising
 from jacobiflow.data.sources import DataConfig
 from jacobiflow.flows.maf import MAFConfig
 from jacobiflow.flows.tarflow import TarFlowConfig
@@ -22,7 +23,7 @@ PAPER_SCALE = {  # size, patch, blocks, layers, width: the paper's table, for Im
     "afhq256": (256, 8, 8, 8, 768),
     "imagenet64": (64, 2, 8, 8, 768),
 }
-CPU_SCALE = {"mnist-cpu", "cifar10-cpu", "cifar100-cpu", "afhq-cat64-cpu", "mnist-maf"}
+CPU_SCALE = {"mnist-cpu", "cifar10-cpu", "cifar100-cpu", "afhq-cat64-cpu", "mnist-maf", "ising", "ising-maf"}
 
 
 def test_what_is_bundled():
@@ -113,6 +114,8 @@ OTHER = {
         "order_seed": 5,
         "bins": 4,
         "bound": 2.5,
+        "reach": 0,  # goes with neither context nor residual: see the next test
+        "linear": True,
     },
     DataConfig: {
         "source": "elsewhere",
@@ -136,6 +139,7 @@ OTHER = {
         "weight_decay": 0.0,
         "clip": 2.0,
         "noise": "gaussian",
+        "tol": 0.125,
         "label_drop": 0.5,
         "flip": True,
         "ema": 0.5,
@@ -176,6 +180,13 @@ def test_every_field_is_a_flag(monkeypatch, name, family, noise):
     recipe = captured(monkeypatch, name, flags)
     for table, kind in tables.items():
         assert getattr(recipe, table) == kind(**values[table])
+
+
+def test_a_lattice_is_flags_too(monkeypatch):
+    flags = "--model.reach 1 --model.features 36 --target.side 6 --target.temperature 2 --target.shift 4"
+    recipe = captured(monkeypatch, "ising", flags.split())
+    assert (recipe.model.reach, recipe.model.features) == (1, 36)
+    assert recipe.target == Ising(side=6, temperature=2.0, shift=4.0)
 
 
 def test_what_no_flag_names_stays_as_in_the_file(monkeypatch):

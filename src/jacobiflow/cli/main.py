@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 COMMANDS = {
-    "sample": "draw samples, with a picture, a table of times and how exact they are",
+    "sample": "draw samples: a picture, a table of times and how exact they are",
     "tune": "find the fastest plan of a flow on this machine, and keep it",
     "train": "train a flow by a recipe, on one process or many",
+    "evaluate": "measure how good a model's samples are",
     "convert": "turn a public TarFlow checkpoint into a jacobiflow folder",
     "models": "list the bundled models and recipes",
 }

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from jacobiflow.cli.options import listing, note, parse, pick_device
+from jacobiflow.data.ising import Ising
 from jacobiflow.data.sources import DataConfig, Images, load_images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
-from jacobiflow.training.loop import Trainer, TrainingError
+from jacobiflow.training.loop import STEPS, Draws, Trainer, TrainingError
 from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_names
 from jacobiflow.training.world import World, leave
 
@@ -34,6 +35,7 @@ class Args:
 
     model: TarFlowConfig | MAFConfig
     data: DataConfig
+    target: Ising | None = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
     out: Path = Path("runs/flow")
     """Folder of the run."""
@@ -63,10 +65,16 @@ def main(argv: Sequence[str]) -> None:
         return
     recipe = Recipe.load(argv[0])
     default = Args(
-        model=recipe.model, data=recipe.data, training=recipe.training, out=Path("runs") / Path(argv[0]).stem
+        model=recipe.model,
+        data=recipe.data,
+        target=recipe.target,
+        training=recipe.training,
+        out=Path("runs") / Path(argv[0]).stem,
     )
     args = parse(Args, argv[1:], command=f"train {argv[0]}", default=default)
-    recipe = Recipe(model=args.model, data=args.data, training=args.training, about=recipe.about)
+    recipe = Recipe(
+        model=args.model, data=args.data, target=args.target, training=args.training, about=recipe.about
+    )
     world = World.from_environment()
     try:
         train(recipe, args.out, pick_device(args.device), world)
@@ -79,12 +87,13 @@ def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None
     images = load_for(recipe)
     device = world.device(device)
     torch.manual_seed(recipe.training.seed)
-    flow = build_flow(recipe.model).to(device)
-    trainer = Trainer(recipe, flow, *images, out, world)
+    flow = build_flow(recipe.model, recipe.target).to(device)
+    trainer = Trainer(recipe, flow, images[0], images[1], out, world)
     if world.leader:
         count = sum(p.numel() for p in flow.parameters())
+        data = f"{len(images[0]):,} + {len(images[1]):,} images (training + validation)"
         note(
-            f"{count:,} parameters, {len(images[0]):,} + {len(images[1]):,} images (training + validation), "
+            f"{count:,} parameters, {data if recipe.target is None else 'reverse KL'}, "
             f"{trainer.total:,} steps on {world.size} x {device.type}, into {out}"
         )
     trainer.run()
@@ -92,13 +101,22 @@ def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None
         note(f"done; try: jacobiflow sample {out / 'model'} -n 16 --out samples")
 
 
-def build_flow(config: Any) -> Flow:
-    """A fresh flow of this shape."""
-    return MAF(config) if isinstance(config, MAFConfig) else TarFlow(config)
+def build_flow(config: Any, target: Ising | None = None) -> Flow:
+    """A fresh flow of this shape; its linear map, if it has one, is that of the target's normal part."""
+    if not isinstance(config, MAFConfig):
+        return TarFlow(config)
+    flow = MAF(config)
+    if target is not None:
+        flow.target = target.to_dict()
+        if flow.linear is not None:
+            flow.linear.copy_(target.root())
+    return flow
 
 
-def load_for(recipe: Recipe) -> tuple[Images, Images]:
-    """The recipe's images in the shape that its model takes."""
+def load_for(recipe: Recipe) -> tuple[Images, Images] | tuple[Draws, Draws]:
+    """The recipe's images in the shape that its model takes; with a target, draws of noise."""
+    if recipe.target is not None:
+        return Draws(STEPS * recipe.training.batch_size), Draws(recipe.training.validate)
     if not recipe.data.source:
         raise TrainingError(
             "the recipe names no data: give --data.source an .npz file, a folder or a dataset id"

@@ -80,6 +80,8 @@ def save(
     """
     folder = Path(folder)
     doc = {"format": "jacobiflow", "version": 1, "family": flow.family, "config": asdict(flow.config)}
+    if flow.target is not None:
+        doc["target"] = flow.target
     text = json.dumps(doc, indent=2) + "\n"
     doc = json.loads(text)  # tuples as the lists that a reader will see
     tensors = {name: _stored(name, value, dtype) for name, value in flow.state_dict().items()}
@@ -208,7 +210,8 @@ def _read(folder: Path, dtype: torch.dtype) -> Flow:
     try:
         with safe_open(path, framework="pt") as f:
             mark, total = _header(f)
-            family, config = parse_config(_choose(doc, mark), folder / CONFIG)
+            doc = _choose(doc, mark)
+            family, config = parse_config(doc, folder / CONFIG)
             _check_tensors(f, config, path)
             tensors = {name: f.get_tensor(name) for name, _ in config.shapes()}
     except FileNotFoundError:
@@ -225,6 +228,9 @@ def _read(folder: Path, dtype: torch.dtype) -> Flow:
     except (OverflowError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {error}") from None
     flow.load_state_dict(tensors)
+    flow.target = doc.get("target")
+    if not isinstance(flow.target, dict | None):
+        raise CheckpointError(f"{folder / CONFIG}: target must be a table, not {short(flow.target)}")
     return flow
 
 

@@ -52,6 +52,7 @@ class Flow(nn.Module, ABC):
     default_deviation: ClassVar[float] = 1e-4  # from exact, that plan="auto" may cost
     config: Any
     blocks: nn.ModuleList
+    target: dict[str, Any] | None = None  # the density that the flow was trained for, if it was one
     revision: str | None = None  # the commit of the hub that this flow was loaded from
 
     def __init__(self) -> None:
@@ -87,6 +88,10 @@ class Flow(nn.Module, ABC):
     def bind(self, k: int, condition: Tensor | None, guidance: Guidance) -> Block:
         """Block k with labels or context and guidance bound."""
 
+    def stretch(self) -> Tensor | float:
+        """log |dx/dseq| of `from_sequence`, the same for every sample."""
+        return 0.0
+
     def prior_var(self) -> Tensor | None:
         """Variance of the latent before it is standardised, [T, D]; None is 1."""
         return None
@@ -118,7 +123,7 @@ class Flow(nn.Module, ABC):
         return Encoded(z=seq.reshape(len(x), *self.latent_shape), log_det=log_det)
 
     def _encode(self, seq: Tensor, condition: Tensor | None, guidance: Guidance) -> tuple[Tensor, Tensor]:
-        log_det = seq.new_zeros(len(seq))
+        log_det = seq.new_zeros(len(seq)) - self.stretch()
         for k in range(len(self.blocks)):
             block, order = self.bind(k, condition, guidance), self.order(k)
             seq = seq if order is None else seq[:, order]
@@ -232,7 +237,7 @@ class Flow(nn.Module, ABC):
         on_failure: OnFailure,
         cache: bool,
     ) -> tuple[Tensor, Tensor, tuple[BlockStats, ...]]:
-        seq, log_det = self.to_prior(z), z.new_zeros(len(z))
+        seq, log_det = self.to_prior(z), z.new_zeros(len(z)) + self.stretch()
         var = self.prior_var()
         if var is not None:
             log_det = log_det + 0.5 * var.log().sum()
@@ -242,7 +247,8 @@ class Flow(nn.Module, ABC):
             out = decode(block, seq, method, on_failure=on_failure, cache=cache, name=i)
             found, slope = out.x, out.log_det
             if torch.is_grad_enabled():
-                found, slope = attach(block, seq, found, slope, tol=GRADIENT_TOL[seq.dtype])
+                tight = max(method.tol, GRADIENT_TOL[seq.dtype])
+                found, slope = attach(block, seq, found, slope, tol=tight)
             seq = found if order is None else found[:, _inverse(order)]
             log_det = log_det + slope
             stats.append(out.stats.blocks[0])
@@ -382,6 +388,8 @@ class Flow(nn.Module, ABC):
         var = self.prior_var()
         if var is not None and not bool((var.isfinite() & (var > 0)).all()):
             raise NonfiniteError("the prior variance has non-finite or non-positive values")
+        if not math.isfinite(self.stretch()):
+            raise NonfiniteError("the linear map next to the data is singular or has non-finite values")
         self._watch.changed(self.parameters())
         self._version += 1
         return self._version

@@ -1,4 +1,4 @@
-"""MAF and NSF: vectors of features, each block a masked MLP.
+"""MAF and NSF: vectors of features, each block a masked MLP; or, on a lattice, a local one.
 
 Papamakarios et al., 2017, Masked Autoregressive Flow; Durkan et al., 2019, Neural Spline Flows.
 """
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Block, Init
+from jacobiflow.core.types import Block, Init, Method
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.local import BoundLocalBlock, LocalMLP, neighbourhood, spread
 from jacobiflow.flows.masked import ACTIVATIONS, Activation, BoundMaskedBlock, MaskedMLP, layer_widths
 from jacobiflow.flows.weights import check_size, linear_shapes
 
@@ -33,8 +34,13 @@ class MAFConfig:
     scale: how a positive scale is made: z = (softplus(u) + min_scale) x + b, the same with a
         sigmoid, or TarFlow's z = (x - b) exp(-a). min_scale bounds how far the inverse stretches.
     order: "reversed" turns the features around in every second block, "random" shuffles them in
-        every block (by order_seed), "same" leaves them; or one permutation for each block.
+        every block (by order_seed), "same" leaves them; or one permutation for each block. "classes", with
+        reach: see `spread`; every second block takes the classes backwards.
     bins, bound: of the spline, which is the identity outside [-bound, bound].
+    reach: above 0 features are the sites of a square torus, row by row, and one `LocalMLP` with the same
+        weights everywhere looks at those within `reach` rows and columns.
+    linear: x' = y' A next to the data, y what the blocks see; A is the flow's buffer `linear`: the identity
+        until it is set, not trained, saved with the weights.
     """
 
     features: int
@@ -46,14 +52,16 @@ class MAFConfig:
     activation: Activation = "relu"
     scale: Scale = "softplus"
     min_scale: float = 1e-3
-    order: Literal["reversed", "random", "same"] | tuple[tuple[int, ...], ...] = "reversed"
+    order: Literal["reversed", "random", "same", "classes"] | tuple[tuple[int, ...], ...] = "reversed"
     order_seed: int = 0
     bins: int = 8
     bound: float = 5.0
+    reach: int = 0
+    linear: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
-        for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2)):
+        for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2), ("reach", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"MAFConfig.{name} must be {least} or more, not {getattr(self, name)}")
         if not 0 <= self.order_seed < 2**63:
@@ -71,17 +79,31 @@ class MAFConfig:
                 raise ValueError(f"MAFConfig.{name} must be one of {known}, not {getattr(self, name)!r}")
         if not 0 <= self.min_scale < 1 or not 0 < self.bound < math.inf:
             raise ValueError("MAFConfig.min_scale must be in [0, 1) and bound positive")
+        if self.reach and (self.side**2 != self.features or 2 * self.reach >= self.side):
+            raise ValueError(
+                f"MAFConfig.reach {self.reach} needs as many features as a square of side "
+                f"{2 * self.reach + 1} or more has, not {self.features}"
+            )
+        if self.reach and (self.context or self.residual):
+            raise ValueError("MAFConfig.reach goes with neither context nor residual: leave them out")
         if isinstance(self.order, str):
-            if self.order not in ("reversed", "random", "same"):
+            if self.order not in ("reversed", "random", "same", "classes"):
                 raise ValueError(
-                    f"MAFConfig.order must be reversed, random, same or orders, not {self.order!r}"
+                    f"MAFConfig.order must be reversed, random, same, classes or orders, not {self.order!r}"
                 )
+            if self.order == "classes" and (not self.reach or self.side % (self.reach + 1)):
+                raise ValueError("MAFConfig.order classes needs a reach, and reach + 1 must divide the side")
         else:
             object.__setattr__(self, "order", tuple(map(tuple, self.order)))
             if len(self.order) != self.blocks or any(
                 len(o) != self.features or sorted(o) != list(range(self.features)) for o in self.order
             ):
                 raise ValueError("MAFConfig.order needs one permutation of all features for each block")
+
+    @property
+    def side(self) -> int:
+        """Of the square that the features make, if they make one."""
+        return math.isqrt(self.features)
 
     def orders(self) -> list[Tensor]:
         """The order of features in each block."""
@@ -91,17 +113,25 @@ class MAFConfig:
         if self.order == "random":
             draw = torch.Generator().manual_seed(self.order_seed)
             return [torch.randperm(self.features, generator=draw) for _ in range(self.blocks)]
+        if self.order == "classes":
+            classes = spread(self.side, self.reach + 1)
+            return [(classes.flip(0) if k % 2 else classes).flatten() for k in range(self.blocks)]
         return [same.flip(0) if k % 2 and self.order == "reversed" else same for k in range(self.blocks)]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all stored tensors, without making any."""
         sizes = [self.features, *layer_widths(self.hidden, self.residual)]
+        if self.reach:
+            sizes[0] = 2 * ((2 * self.reach + 1) ** 2 - 1)
+        if self.linear:
+            yield "linear", (self.features, self.features)
         for k in range(self.blocks):
             for i, (a, b) in enumerate(pairwise(sizes)):
                 yield from linear_shapes(f"blocks.{k}.linears.{i}", a, b)
             if self.context:
                 yield f"blocks.{k}.context.weight", (sizes[1], self.context)
-            yield from linear_shapes(f"blocks.{k}.head", sizes[-1], self.features * self.bijector().params)
+            outputs = (1 if self.reach else self.features) * self.bijector().params
+            yield from linear_shapes(f"blocks.{k}.head", sizes[-1], outputs)
 
     def bijector(self) -> Bijector:
         """The elementwise map of every block."""
@@ -121,33 +151,41 @@ class MAF(Flow):
     config: MAFConfig
     family: ClassVar[str] = "maf"
     default_tol: ClassVar[float] = 1e-4
+    linear: Tensor | None  # [features, features]: x' = y' linear
 
     def __init__(self, config: MAFConfig) -> None:
         check_size(config.shapes())
         super().__init__()
         self.config = config
         self.bijector = config.bijector()
-        self.blocks = nn.ModuleList(
-            MaskedMLP(
-                config.features,
-                self.bijector.params,
-                config.hidden,
-                context=config.context,
-                residual=config.residual,
-                activation=config.activation,
-            )
-            for _ in range(config.blocks)
-        )
+        orders = config.orders()
+        self.blocks = nn.ModuleList(map(self._net, orders))
         if isinstance(self.bijector, ScaleAffine):  # begin at scale 1
             unit = 1 - config.min_scale
             start = math.log(math.expm1(unit)) if config.scale == "softplus" else 4.0
             for block in self.blocks:
-                assert isinstance(block, MaskedMLP)
+                assert isinstance(block, MaskedMLP | LocalMLP)
                 with torch.no_grad():
                     block.head.bias[:: self.bijector.params] = start
-        for k, order in enumerate(config.orders()):
+        for k, order in enumerate(orders):
             natural = bool((order == torch.arange(config.features)).all())
             self.register_buffer(f"order{k}", None if natural else order, persistent=False)
+        self.register_buffer("linear", torch.eye(config.features) if config.linear else None)
+
+    def _net(self, order: Tensor) -> MaskedMLP | LocalMLP:
+        """The conditioner of a block that takes the features in this order."""
+        config = self.config
+        if config.reach:
+            near = order.argsort()[neighbourhood(config.side, config.reach)[order]]
+            return LocalMLP(near, self.bijector.params, config.hidden, config.activation)
+        return MaskedMLP(
+            config.features,
+            self.bijector.params,
+            config.hidden,
+            context=config.context,
+            residual=config.residual,
+            activation=config.activation,
+        )
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
@@ -162,14 +200,24 @@ class MAF(Flow):
         return self.config.context
 
     def selective(self, tol: float, init: Init) -> Plan:
-        """Sweeps everywhere: a masked MLP gains in every block."""
+        """Sweeps everywhere: a masked MLP gains in every block. A class of sites is a window: one sweep
+        solves it, the next one finds that nothing moves.
+        """
+        if self.config.order == "classes":
+            width = (self.config.side // (self.config.reach + 1)) ** 2
+            return Plan((Method(width=width, tol=tol, init=init),) * len(self.blocks))
         return Plan.uniform(len(self.blocks), tol=tol, init=init)
 
     def to_sequence(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(-1)
+        y = x if self.linear is None else torch.linalg.solve(self.linear, x, left=False)
+        return y.unsqueeze(-1)
 
     def from_sequence(self, x: Tensor) -> Tensor:
-        return x.squeeze(-1)
+        y = x.squeeze(-1)
+        return y if self.linear is None else y @ self.linear
+
+    def stretch(self) -> Tensor | float:
+        return 0.0 if self.linear is None else torch.linalg.slogdet(self.linear).logabsdet
 
     def order(self, k: int) -> Tensor | None:
         return self._buffers[f"order{k}"]
@@ -178,5 +226,7 @@ class MAF(Flow):
         if guidance.weight:
             raise ValueError("guidance is for TarFlow; this flow takes none")
         net = self.blocks[k]
+        if isinstance(net, LocalMLP):
+            return BoundLocalBlock(net, self.bijector)
         assert isinstance(net, MaskedMLP)
         return BoundMaskedBlock(net, self.bijector, condition)

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from jacobiflow.core.types import JacobiflowError
+from jacobiflow.data.ising import Ising
 from jacobiflow.data.pictures import save_grid
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Batch, prepare
@@ -36,6 +38,9 @@ FREE = {
     *(f"training.{name}" for name in ("log_every", "save_every", "keep_every", "sample_every", "validate")),
     *(f"training.{name}" for name in ("tensorboard", "accumulate", "compile")),
 }
+
+
+STEPS = 100  # of an epoch, where there is no data to pass over
 
 
 class TrainingError(JacobiflowError):
@@ -75,7 +80,13 @@ class Trainer:
     """A recipe, its flow and its data; `run` trains until the recipe's last step."""
 
     def __init__(
-        self, recipe: Recipe, flow: Flow, train: Images, validation: Images, out: Path, world: World
+        self,
+        recipe: Recipe,
+        flow: Flow,
+        train: Images | Draws,
+        validation: Images | Draws,
+        out: Path,
+        world: World,
     ) -> None:
         config = recipe.training
         self.recipe, self.config, self.flow, self.out = recipe, config, flow, out
@@ -99,7 +110,7 @@ class Trainer:
         self.loss = self._loss_module()
 
     def _loss_module(self) -> nn.Module:
-        loss: nn.Module = _Loss(self.flow)
+        loss: nn.Module = _loss(self.flow, self.recipe)
         if self.config.compile:
             loss = torch.compile(loss)  # type: ignore[assignment]
         if self.world.size > 1:
@@ -123,7 +134,8 @@ class Trainer:
     def _settings(self) -> dict[str, Any]:
         """What a resumed run must share, flattened."""
         doc = json.loads(json.dumps(self.recipe.to_dict()))
-        flat = {f"{t}.{k}": v for t in ("model", "data", "training") for k, v in doc[t].items()}
+        tables = ("model", "data", "training", *(("target",) if self.recipe.target else ()))
+        flat = {f"{t}.{k}": v for t in tables for k, v in doc[t].items()}
         return {"training images": len(self.train)} | {k: v for k, v in flat.items() if k not in FREE}
 
     def run(self) -> None:
@@ -201,9 +213,11 @@ class Trainer:
             total, spread = total + loss.detach() / parts, spread + squares / parts
         return float(world.mean(total)), spread
 
-    def batch(self, images: Images, index: Tensor, draw: torch.Generator, *, augment: bool) -> Batch:
-        """Images number `index` as the flow takes them."""
+    def batch(self, images: Images | Draws, index: Tensor, draw: torch.Generator, *, augment: bool) -> Batch:
+        """Images number `index` as the flow takes them; or as many draws of noise."""
         config = self.config
+        if isinstance(images, Draws):
+            return Batch(torch.randn(len(index), *self.flow.latent_shape, generator=draw), None)
         found = prepare(
             images,
             index,
@@ -258,25 +272,38 @@ class Trainer:
         """Mean loss on evenly spaced validation images, always with the same noise."""
         count = min(self.config.validate, len(self.validation))
         chosen = torch.linspace(0, len(self.validation) - 1, count).long()  # sources may be sorted
-        draw = generator(self.config.seed, 0, 2)
+        draw, loss = generator(self.config.seed, 0, 2), _loss(self.result, self.recipe)
         total = 0.0
         for index in torch.split(chosen, 250):
             batch = self.batch(self.validation, index, draw, augment=False).to(self.device)
-            total += float(-self.result.log_prob(batch.x, batch.labels).double().sum())
-        return total / count / math.prod(self.flow.data_shape)
+            total += float(loss(batch.x, batch.labels)[0]) * len(index)
+        return total / count
 
     def picture(self, step: int) -> None:
         """A grid of samples, made with the fast decoder."""
         columns = min(self.flow.num_classes, 10) or 8
         labels = torch.arange(8 * columns) % columns if self.flow.num_classes else None
         x = self.result.sample(8 * columns, labels=labels, seed=self.config.seed).x
-        x = x.reshape(-1, *self.train.pixels.shape[1:])
+        target = self.recipe.target
+        shape = (1, target.side, target.side) if target else self.train.pixels.shape[1:]  # type: ignore[union-attr]
+        x = x.tanh() if target else x  # the mean of a spin, given its field
+        x = x.reshape(-1, *shape)
         folder = self.out / "samples"
         folder.mkdir(exist_ok=True)
         save_grid(x, folder / f"step-{step:07d}.png", columns=columns)
 
 
-class _Loss(nn.Module):
+@dataclass(frozen=True)
+class Draws:
+    """Noise in place of data: `count` draws are an epoch."""
+
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class Likelihood(nn.Module):
     """Mean negative log-likelihood in nats a dimension, and the mean of z^2 over the batch."""
 
     def __init__(self, flow: Flow) -> None:
@@ -288,6 +315,31 @@ class _Loss(nn.Module):
         enc = self.flow.encode(x, labels)
         loss = -(standard_normal(enc.z) + enc.log_det).mean() / dims
         return loss, enc.z.detach().square().mean(0)
+
+
+class ReverseKL(nn.Module):
+    """Mean of log q(x) - log p(x) over samples x of noise z, in nats a dimension; p need not be normalised.
+
+    Its gradient is that along the samples alone, by the implicit function theorem: the rest of the full one,
+    the mean of d log q(x) / d weights at fixed x, is zero and only adds noise.
+    """
+
+    def __init__(self, flow: Flow, target: Ising, tol: float) -> None:
+        super().__init__()
+        self.flow, self.target, self.tol = flow, target, tol
+
+    def forward(self, z: Tensor, labels: None) -> tuple[Tensor, Tensor]:
+        x = self.flow.decode(z, tol=self.tol, differentiable=True).x
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            gap = self.flow.log_prob(at) - self.target.log_density(at)
+            (slope,) = torch.autograd.grad(gap.sum(), at)
+        loss, along = gap.detach().mean(), (x * slope).sum() / len(z)
+        return (loss + along - along.detach()) / math.prod(self.flow.data_shape), z.square().mean(0)
+
+
+def _loss(flow: Flow, recipe: Recipe) -> nn.Module:
+    return Likelihood(flow) if recipe.target is None else ReverseKL(flow, recipe.target, recipe.training.tol)
 
 
 def _no_buffers() -> dict[str, Any]:

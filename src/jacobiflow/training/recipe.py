@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from jacobiflow.core.records import RecordError, build, read_text
+from jacobiflow.data.ising import Ising, parse_target
 from jacobiflow.data.sources import DataConfig
 from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.maf import MAFConfig
@@ -24,7 +25,7 @@ class RecipeError(RecordError):
 class TrainingConfig:
     """The loop: what is added to the data, how weights move, what is written when."""
 
-    epochs: float = 10.0  # Passes over the training images.
+    epochs: float = 10.0  # Passes over the training images; with a target, of 100 steps each.
     batch_size: int = 256  # Images a step, over all processes and accumulation steps.
     accumulate: int = 1  # Parts of a batch that a process computes one after the other, to save memory.
     lr: float = 1e-4  # Learning rate after the warm-up.
@@ -34,6 +35,7 @@ class TrainingConfig:
     weight_decay: float = 1e-4  # Of AdamW.
     clip: float = 0.0  # Largest norm of the gradient; 0: any.
     noise: Noise = "gaussian"  # Normal of model.noise_std; or uniform, on grey levels or on black and white.
+    tol: float = 1e-4  # With a target: of the sweeps that draw samples. Loose ones bias gradients.
     label_drop: float = 0.0  # Share of labels that are left out, so that the model learns to do without.
     flip: bool = False  # Mirror every second image, at random.
     ema: float = 0.0  # Decay of averaged weights, which are then the result; 0: no average.
@@ -45,7 +47,7 @@ class TrainingConfig:
     save_every: int = 500  # Steps between states to go on from.
     keep_every: int = 0  # Steps between weights that are kept for good; 0: none.
     sample_every: int = 2000  # Steps between sample grids; 0: none.
-    validate: int = 1000  # Validation images looked at every epoch; 0: none.
+    validate: int = 1000  # Validation images (with a target, samples) looked at every epoch; 0: none.
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulate", "log_every", "save_every"):
@@ -57,7 +59,7 @@ class TrainingConfig:
         for name in ("label_drop", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise RecipeError(f"training.{name} must be in [0, 1), not {getattr(self, name)}")
-        rates = ("final_lr", "warmup_epochs", "weight_decay", "clip")
+        rates = ("final_lr", "warmup_epochs", "weight_decay", "clip", "tol")
         for name in (*rates, "seed", "sample_every", "keep_every", "validate"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise RecipeError(f"training.{name} must be 0 or more, not {getattr(self, name)}")
@@ -70,11 +72,15 @@ class Recipe:
     """What `jacobiflow train` runs."""
 
     model: TarFlowConfig | MAFConfig
-    data: DataConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    target: Ising | None = None  # a density to be fitted by reverse KL, in place of data
     training: TrainingConfig = field(default_factory=TrainingConfig)
     about: str = ""
 
     def __post_init__(self) -> None:
+        if self.target is not None:
+            self._check_target(self.target)
+            return
         std, noise = getattr(self.model, "noise_std", 0.0), self.training.noise
         if noise == "gaussian" and not std:
             raise RecipeError(
@@ -84,6 +90,16 @@ class Recipe:
             raise RecipeError(
                 f"model.noise_std {std} is for training.noise gaussian, not {noise}: set it to 0"
             )
+
+    def _check_target(self, target: Ising) -> None:
+        model = self.model
+        if not isinstance(model, MAFConfig) or model.features != target.sites or model.context:
+            raise RecipeError(
+                f"a target of {target.sites} sites needs a model of family maf with as many features "
+                "and without context"
+            )
+        if self.data.source:
+            raise RecipeError("a recipe has data or a target, not both: leave data.source empty")
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Recipe:
@@ -120,9 +136,11 @@ class Recipe:
         if family is None:
             raise RecipeError(f"model.family must be tarflow or maf, not {model.get('family')!r}")
         shape = {k: v for k, v in model.items() if k != "family"}
+        target = doc.get("target")
         return cls(
             model=build(family, shape, "model"),
             data=build(DataConfig, doc.get("data", {}), "data"),
+            target=None if target is None else parse_target(target),
             training=build(TrainingConfig, doc.get("training", {}), "training"),
             about=str(doc.get("about", "")),
         )
@@ -131,6 +149,8 @@ class Recipe:
         """Plain data that `from_dict` reads."""
         doc = asdict(self)
         doc["model"]["family"] = "maf" if isinstance(self.model, MAFConfig) else "tarflow"
+        if self.target is not None:
+            doc["target"] = self.target.to_dict()
         return doc
 
 

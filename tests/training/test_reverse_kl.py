@@ -1,0 +1,162 @@
+"""Reverse KL in the training loop: gradients along samples, runs by recipe."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import jacobiflow as jf
+from jacobiflow.cli.train import build_flow, load_for
+from jacobiflow.data.ising import Ising
+from jacobiflow.flows.flow import standard_normal
+from jacobiflow.training.loop import ReverseKL, Trainer
+from jacobiflow.training.recipe import Recipe, RecipeError
+from jacobiflow.training.world import World
+from subjects import maf
+
+RECIPE = """
+[model]
+family = "maf"
+features = 9
+blocks = 1
+hidden = [16]
+transform = "spline"
+activation = "silu"
+order = "same"
+reach = 1
+linear = true
+
+[target]
+kind = "ising"
+side = 3
+temperature = 5.0
+
+[training]
+epochs = 0.6
+batch_size = 32
+lr = 1e-2
+warmup_epochs = 0.05
+clip = 1.0
+log_every = 10
+sample_every = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ising") / "tiny.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+class Known:
+    """A target that is a flow's own density."""
+
+    def __init__(self, flow: jf.Flow) -> None:
+        self.flow = copy.deepcopy(flow).requires_grad_(False)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return self.flow.log_prob(x)
+
+
+def gradients(flow: jf.Flow, loss: Tensor) -> Tensor:
+    found = torch.autograd.grad(loss, list(flow.parameters()), allow_unused=True)
+    return torch.cat([g.flatten() for g in found if g is not None])
+
+
+def test_at_its_target_a_flow_stays() -> None:
+    """Not on average only: the gradient along the samples is zero for each of them."""
+    flow = maf(1.0, features=6, blocks=2).double()
+    z = flow.noise(5, seed=0)
+    loss, _ = ReverseKL(flow, Known(flow), 1e-13)(z, None)  # type: ignore[arg-type]
+    assert abs(loss.item()) < 1e-12
+    assert gradients(flow, loss).abs().max() < 1e-10
+
+
+def test_the_gradient_is_that_of_reverse_kl() -> None:
+    """On average the same as of log q(x) - log p(x) with log q through the log-det."""
+    flow, target = maf(0.3, features=4, blocks=1, hidden=(8,)).double(), Ising(side=2)
+    z = flow.noise(8000, seed=0)
+    loss, _ = ReverseKL(flow, target, 1e-10)(z, None)
+    found = gradients(flow, loss)
+    out = flow.decode(z, differentiable=True)
+    full = (standard_normal(z) - out.log_det - target.log_density(out.x)).mean() / 4
+    assert loss.item() == pytest.approx(full.item(), rel=1e-9)
+    expected = gradients(flow, full)
+    assert (found - expected).norm() < 0.15 * expected.norm()
+
+
+def trainer(path: Path, out: Path, **training: Any) -> Trainer:
+    recipe = Recipe.load(path)
+    recipe = replace(recipe, training=replace(recipe.training, **training))
+    torch.manual_seed(0)
+    return Trainer(recipe, build_flow(recipe.model, recipe.target), *load_for(recipe), out, World())
+
+
+def test_parts_of_a_batch_make_the_same_step(tiny: Path, tmp_path: Path) -> None:
+    whole, parts = trainer(tiny, tmp_path), trainer(tiny, tmp_path, accumulate=4)
+    for i in range(3):
+        a, b = whole.step(i, torch.arange(32)), parts.step(i, torch.arange(32))
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+def test_a_run_learns_and_its_model_says_what_for(tiny: Path, tmp_path: Path, train: Any) -> None:
+    log = train(tmp_path, recipe=tiny)
+    first, last = log[0]["loss"], log[-1]["validation"]
+    exact = -Ising(side=3, temperature=5.0).log_z() / 9
+    assert exact < last < exact + 0.01 < first  # the loss bounds -log Z / N from above
+    flow = jf.load(tmp_path / "model")
+    assert flow.target == {"kind": "ising", "side": 3, "temperature": 5.0, "shift": 0.0}
+
+
+def test_a_stopped_run_is_the_same_in_the_end(tiny: Path, tmp_path: Path) -> None:
+    whole = trainer(tiny, tmp_path, epochs=0.1)
+    for i in range(4):
+        whole.step(i, torch.arange(32))
+    whole.save(4)
+    for i in range(4, 10):
+        whole.step(i, torch.arange(32))
+    rest = trainer(tiny, tmp_path, epochs=0.1)
+    rest.run()
+    for a, b in zip(whole.flow.parameters(), rest.flow.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_picture_shows_mean_spins(tiny: Path, tmp_path: Path) -> None:
+    subject = trainer(tiny, tmp_path)
+    subject.picture(1)
+    assert (tmp_path / "samples" / "step-0000001.png").exists()
+
+
+def test_overrides_reach_the_target(tiny: Path, tmp_path: Path, train: Any) -> None:
+    train(tmp_path, "--target.temperature", 7, "--training.epochs", 0.02, recipe=tiny)
+    assert jf.load(tmp_path / "model").target["temperature"] == 7
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--model.features", 16), "a target of 9 sites needs a model of family maf with as many features"),
+        (("--target.temperature", 0), "target.temperature must be positive"),
+        (("--data.source", "mnist.npz"), "data or a target, not both"),
+        (("--training.tol", -1), "training.tol must be 0 or more"),
+    ],
+)
+def test_refusals(tiny: Path, refusal: Any, flags: tuple[object, ...], said: str) -> None:
+    assert said in refusal(*flags, recipe=tiny)
+
+
+def test_bundled_recipes_have_their_target() -> None:
+    for name, blocks in (("ising", 2), ("ising-maf", 8)):
+        recipe = Recipe.load(name)
+        assert recipe.target == Ising(side=16, temperature=3.0)
+        assert recipe.model.blocks == blocks
+        assert Recipe.from_dict(recipe.to_dict()) == recipe
+    with pytest.raises(RecipeError, match="family maf"):
+        replace(Recipe.load("mnist-cpu"), target=Ising())
