@@ -113,6 +113,10 @@ class BoundLocalBlock:
     def length(self) -> int:
         return len(self.net.near)
 
+    @property
+    def rows(self) -> int | None:
+        return None
+
     def select(self, rows: Tensor) -> BoundLocalBlock:
         return self
 
