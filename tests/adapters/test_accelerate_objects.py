@@ -359,7 +359,7 @@ def test_memory_of_a_backward_pass_does_not_grow_with_sweeps(sweeps: list[Any]) 
 
     (few, a), (many, b) = kept(0.0, 0.0), kept(-0.9, 1.0)
     assert (a, b) == (1, 64)
-    assert few == many
+    assert many < 1.01 * few  # one sweep more would keep 3 * 65 numbers and more
 
 
 def test_reverse_kl_training_through_accelerated_samples(sweeps: list[Any]) -> None:

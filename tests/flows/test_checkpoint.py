@@ -512,7 +512,7 @@ DEEP = "[" * 900 + "]" * 900
         (HEAD + f'"config": {{"features": 5, "{"x" * 9999}": 4}}}}', "config has no field 'xxx"),
         (
             HEAD + '"config": {"features": 5, "order": "sorted"}}',
-            "'random' or 'same' or a list",
+            "'same' or 'classes' or a list",
         ),
         (HEAD + '"config": {"features": 5, "blocks": 1, "order": [[0, 1]]}}', "one permutation"),
         (HEAD + '"config": 5}', "config must be a table"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import os
 import shutil
@@ -588,7 +587,6 @@ def test_the_fingerprint_sees_every_weight(flow: Any) -> None:
     mine = jf.load(flow[1])
     want = manifest.fingerprint(mine)
     assert want == manifest.fingerprint(flow[0])
-    assert len(bytes.fromhex(want)) == hashlib.sha256().digest_size
     with torch.no_grad():
         next(reversed(list(mine.parameters()))).view(-1)[-1] += 1e-6
     assert manifest.fingerprint(mine) != want
