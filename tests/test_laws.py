@@ -134,12 +134,14 @@ def test_a_sample_is_its_own(
     doubtful = 0
     for i in range(17):
         alone = own.decode(z[i : i + 1], how, **own.condition(1, start=i))
-        others = ((batch, i), (elsewhere, 16 - i))
-        if tol and any(_on_the_edge(alone, other, j, tol) for other, j in others):
-            doubtful += 1
-            continue
-        for other, j in others:
-            assert worst(other.x[j], alone.x[0]) < close * max(1, alone.x.abs().max().item())
+        bound = close * max(1, alone.x.abs().max().item())
+        apart = [
+            (other, j)
+            for other, j in ((batch, i), (elsewhere, 16 - i))
+            if not worst(other.x[j], alone.x[0]) < bound
+        ]
+        assert all(tol and _on_the_edge(alone, other, j, tol) for other, j in apart)
+        doubtful += bool(apart)
     assert doubtful <= 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -29,11 +30,14 @@ class Watch:
         self._seen: tuple[list[int | None], float] | None = None
         self._samples: list[Tensor] = []
         self._ramp = torch.empty(0)
+        self._lock = threading.Lock()
 
-    @torch.no_grad()
     def changed(self, tensors: Iterable[Tensor]) -> bool:
         """Whether anything is different from the last look; the first look says yes."""
-        found = list(tensors)
+        with self._lock, torch.no_grad():
+            return self._changed(list(tensors))
+
+    def _changed(self, found: list[Tensor]) -> bool:
         places = [(id(t), t.data_ptr(), t.dtype) for t in found]
         if places != self._places:
             self._places, self._seen = places, None
