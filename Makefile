@@ -18,7 +18,7 @@ $(VENV)/core: pyproject.toml constraints.txt
 
 $(VENV)/dev: $(VENV)/core
 	@echo "installing what tests and checks need into $(VENV) (once)"
-	@$(PIP) -e '.[dev,hub,data,peers,tensorboard]'
+	@$(PIP) -e '.[dev,hub,data,peers,tensorboard,eval,baselines,app,docs]'
 	@touch $@
 
 demo: $(VENV)/core
