@@ -21,6 +21,7 @@ from jacobiflow.core.types import (
     Method,
     Stats,
     Status,
+    Sweep,
 )
 from jacobiflow.flows.checkpoint import CheckpointError, load
 from jacobiflow.flows.flow import Flow, NonfiniteError
@@ -51,6 +52,7 @@ __all__ = [
     "PlanError",
     "Stats",
     "Status",
+    "Sweep",
     "TarFlow",
     "TarFlowConfig",
     "accelerate",

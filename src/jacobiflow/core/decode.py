@@ -31,6 +31,8 @@ from jacobiflow.core.types import (
     OnFailure,
     Stats,
     Status,
+    Sweep,
+    Watcher,
 )
 
 STRIKES = 3  # overflowing sweeps after which a sample is solved again with a narrower width
@@ -69,6 +71,7 @@ def decode(
     relative: bool = False,
     compact_at: float = COMPACT_AT,
     name: int = 0,
+    watch: Watcher | None = None,
 ) -> Decoded:
     """x with z = block(x), solved as `method` says. z: [N, T, D], never written to.
 
@@ -78,6 +81,8 @@ def decode(
     cache: keep what the conditioner computed for settled positions; False trades time for memory.
     relative: measure changes in units of max(|x|, |dx/dz|), for variables of any scale.
     compact_at: stopped rows leave the batch when this share of it or less still moves; 0 keeps them in it.
+    watch: called with the first guess and after every sweep over the batch, which is then solved in one part;
+        not for samples that are solved again with a narrower width.
     """
     if on_failure not in ON_FAILURE:
         raise ValueError(f"on_failure must be one of {', '.join(ON_FAILURE)}, not {on_failure!r}")
@@ -85,8 +90,8 @@ def decode(
         raise ValueError(f"z must be [N, {block.length}, D], not {list(z.shape)}")
     began = time.perf_counter()
     with torch.inference_mode(), native.alone(z):
-        parts = _parts(block, z.detach())
-        options = _Options(method, on_failure, cache, relative, compact_at)
+        parts = _parts(block, z.detach()) if watch is None else iter([(block, z.detach())])
+        options = _Options(method, on_failure, cache, relative, compact_at, name, watch)
         runs = [_Run(part, rows, options) for part, rows in parts]
         for run in runs:
             run.solve()
@@ -199,6 +204,8 @@ class _Options:
     cache: bool
     relative: bool
     compact_at: float
+    name: int
+    watch: Watcher | None
 
 
 class _Run:
@@ -217,6 +224,7 @@ class _Run:
         self.gone = torch.zeros(n, dtype=torch.bool)  # rows that take no part in further windows
         self.again = torch.zeros(n, dtype=torch.bool)  # of those, the ones to solve narrower
         self.known = torch.full((n,), self.length)  # positions before the first non-finite one
+        self.shown = 0  # calls of `watch`
 
     def solve(self) -> None:
         """Window after window; then the failed samples again, narrower."""
@@ -245,6 +253,8 @@ class _Run:
                 theta = rows.block.params(rows.x, t, t + 1, rows.cache)
                 rows.x[:, t : t + 1], slope = rows.block.inverse(rows.z[:, t : t + 1], theta)
                 slopes.append(slope)
+                if self.options.watch is not None:
+                    self.show(self.options.watch, rows, rows.places, t, t + 1)
             rows.slope[:, begin:end] = _total(torch.cat(slopes, 1))
             self.sweeps[rows.places] += end - max(begin, 1)
             self.evaluated[rows.places] += cost
@@ -278,6 +288,8 @@ class _Run:
                 new = torch.where(new.isfinite(), new, first_guess(now.z, self.method.init)[:, start:hi])
                 done &= ~over
             self.write(now, moving if lost is None else moving & ~lost, whole, start, hi, new, slope)
+            if self.options.watch is not None:
+                self.show(self.options.watch, now, now.places[moving], start, hi)
             if whole and lost is None and not bool(done.any()):  # all go on
                 start += int(still.min())
                 now.settle(start)
@@ -382,7 +394,8 @@ class _Run:
             return
         where = places.to(self.z.device)
         method = replace(self.method, width=narrower(self.width))
-        run = _Run(self.block.select(where), self.z[where], replace(self.options, method=method))
+        options = replace(self.options, method=method, watch=None)
+        run = _Run(self.block.select(where), self.z[where], options)
         run.solve()
         self.x[where], self.slope[where] = run.x, run.slope
         self.sweeps[places] += run.sweeps
@@ -398,6 +411,16 @@ class _Run:
             return rows
         self.put(rows)
         return rows.take((~gone).nonzero()[:, 0])
+
+    def show(self, watch: Watcher, rows: _Rows, places: Tensor, lo: int, hi: int) -> None:
+        """The batch as it stands after a sweep of `rows`, of which those in `places` were still moving."""
+        self.put(rows)
+        with torch.inference_mode(False):  # the copy is an ordinary tensor
+            moving = torch.zeros(len(self.z), dtype=torch.bool)
+            moving[places] = True
+            name, number = self.options.name, self.shown
+            watch(Sweep(block=name, number=number, lo=lo, hi=hi, moving=moving, x=self.x.clone()))
+        self.shown += 1
 
     def put(self, rows: _Rows) -> None:
         """The rows' values into the answer."""

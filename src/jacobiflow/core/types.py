@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -134,6 +134,21 @@ class Method:
             raise ValueError(f"Method.tol must be finite and not negative, not {self.tol}")
         if self.init not in INITS:
             raise ValueError(f"Method.init must be one of {', '.join(INITS)}, not {self.init!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A moment of decoding, for those who watch: positions lo .. hi - 1 have just been evaluated."""
+
+    block: int  # in sampling order, the one next to the noise is 0
+    number: int  # of sweeps so far; 0: only the first position is known, the rest is the first guess
+    lo: int  # in the block's own order
+    hi: int
+    moving: Tensor  # [N] bool, on the CPU: the samples that took part
+    x: Tensor  # [N, T, D], a copy: the answer as it stands
+
+
+Watcher = Callable[[Sweep], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,8 @@ from jacobiflow.core.types import (
     JacobiflowError,
     OnFailure,
     Stats,
+    Sweep,
+    Watcher,
 )
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.weights import Watch
@@ -185,6 +187,7 @@ class Flow(nn.Module, ABC):
         on_failure: OnFailure = "fallback",
         cache: bool = True,
         differentiable: bool = False,
+        watch: Watcher | None = None,
     ) -> Decoded:
         """x with encode(x).z = z, as exact as the plan asks.
 
@@ -197,6 +200,8 @@ class Flow(nn.Module, ABC):
         differentiable: x and log_det carry gradients to z, weights and context (first derivatives, by
             the implicit function theorem). A loose tol biases them, so that named plans then default
             to a tight one.
+        watch: called after every sweep with a `Sweep`, its x in the order of the data, so that
+            `from_sequence` makes a picture of it.
         """
         if tuple(z.shape[1:]) != self.latent_shape:
             raise ValueError(f"z must be [N, {_dims(self.latent_shape)}], not {list(z.shape)}")
@@ -218,7 +223,7 @@ class Flow(nn.Module, ABC):
         began = time.perf_counter()
         with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
             bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide)
-            seq, log_det, blocks = self._decode(z, methods, bound, on_failure, cache)
+            seq, log_det, blocks = self._decode(z, methods, bound, on_failure, cache, watch)
             x = self.from_sequence(seq)
         seconds = time.perf_counter() - began
         residual = None
@@ -236,6 +241,7 @@ class Flow(nn.Module, ABC):
         blocks: list[tuple[Block, Tensor | None]],
         on_failure: OnFailure,
         cache: bool,
+        watch: Watcher | None,
     ) -> tuple[Tensor, Tensor, tuple[BlockStats, ...]]:
         seq, log_det = self.to_prior(z), z.new_zeros(len(z)) + self.stretch()
         var = self.prior_var()
@@ -244,7 +250,8 @@ class Flow(nn.Module, ABC):
         stats = []
         for i, (method, (block, order)) in enumerate(zip(plan, blocks, strict=True)):
             seq = seq if order is None else seq[:, order]
-            out = decode(block, seq, method, on_failure=on_failure, cache=cache, name=i)
+            see = _in_order(watch, order)
+            out = decode(block, seq, method, on_failure=on_failure, cache=cache, name=i, watch=see)
             found, slope = out.x, out.log_det
             if torch.is_grad_enabled():
                 tight = max(method.tol, GRADIENT_TOL[seq.dtype])
@@ -415,6 +422,18 @@ def standard_normal(z: Tensor) -> Tensor:
 
 def _inverse(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+
+def _in_order(watch: Watcher | None, order: Tensor | None) -> Watcher | None:
+    """`watch` for a block that takes the positions in this order: it is shown the data's."""
+    if watch is None or order is None:
+        return watch
+    back = _inverse(order)
+
+    def turned(sweep: Sweep) -> None:
+        watch(replace(sweep, x=sweep.x[:, back]))
+
+    return turned
 
 
 def _dims(shape: tuple[int, ...]) -> str:
