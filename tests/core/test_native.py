@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -84,20 +86,49 @@ def test_how_far_things_moved(relative: bool, monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(found[1], want[1])
 
 
-def test_small_work_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    with torch.no_grad():
+@pytest.fixture
+def three() -> Iterator[None]:
+    """Three threads of torch's."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(count)
+
+
+@torch.no_grad()
+def test_small_work_runs_alone(three: None) -> None:
+    with native.alone(torch.zeros(10)):
+        assert (native.threads(), torch.get_num_threads()) == (3, 1)
         with native.alone(torch.zeros(10)):
-            assert native.threads() == 4
-            assert asked == [1]
-        assert asked == [1, 4]
-        with native.alone(torch.empty(native.SMALL + 1)):
-            pass
-        with native.alone(torch.zeros(3, dtype=torch.float64)):
-            pass
-        assert asked == [1, 4]
-        with pytest.raises(KeyError), native.alone(torch.zeros(10)):
-            raise KeyError
-        assert asked == [1, 4, 1, 4]
+            assert (native.threads(), torch.get_num_threads()) == (3, 1)
+        assert (native.threads(), torch.get_num_threads()) == (3, 1)
+    assert (native.threads(), torch.get_num_threads()) == (3, 3)
+    with native.alone(torch.empty(native.SMALL + 1)):
+        assert torch.get_num_threads() == 3
+    with native.alone(torch.zeros(3, dtype=torch.float64)):
+        assert torch.get_num_threads() == 3
+    with pytest.raises(KeyError), native.alone(torch.zeros(10)):
+        raise KeyError
+    assert torch.get_num_threads() == 3
+
+
+@torch.no_grad()
+def test_other_threads_keep_their_number(three: None) -> None:
+    """Those that are born while something small is decoded, too."""
+    found: list[int] = []
+
+    def born() -> None:
+        found.append(torch.get_num_threads())
+
+    with native.alone(torch.zeros(10)):
+        assert torch.get_num_threads() == 1
+        thread = threading.Thread(target=born)
+        thread.start()
+        thread.join()
+    assert found == [3]
+
+
+def test_without_the_pool_nothing_changes(three: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "openmp", lambda: None)
+    with torch.no_grad(), native.alone(torch.zeros(10)):
+        assert (native.threads(), torch.get_num_threads()) == (3, 3)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +19,9 @@ import jacobiflow as jf
 from jacobiflow.core import native
 from jacobiflow.core.types import Block
 from jacobiflow.flows import tarflow
+from jacobiflow.flows.masked import MaskedMLP
 from jacobiflow.flows.native_transformer import NativeCache
+from subjects import maf
 from subjects import tarflow as perturbed
 
 SHAPES = {
@@ -198,6 +205,94 @@ def test_it_is_built_once(fresh: Path) -> None:
     made = built.stat().st_mtime_ns
     assert native.library() is not None
     assert [(p, p.stat().st_mtime_ns) for p in (fresh / "kept/native").iterdir()] == [(built, made)]
+
+
+@pytest.mark.parametrize("damage", ["empty", "torn", "flipped", "foreign"])
+def test_a_damaged_one_is_built_again(fresh: Path, damage: str) -> None:
+    assert native.library() is not None
+    (built,) = (fresh / "kept/native").iterdir()
+    whole = built.read_bytes()
+    middle = len(whole) // 2
+    built.unlink()  # this process has it mapped
+    built.write_bytes(
+        {
+            "empty": b"",
+            "torn": whole[:middle],
+            "flipped": whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :],
+            "foreign": b"not a library",
+        }[damage]
+    )
+    assert native.library() is not None
+    assert [p.name for p in (fresh / "kept/native").iterdir()] == [built.name]
+    assert native._whole(built)
+
+
+GUARDED = """
+import ctypes, mmap
+import torch
+from subjects import tarflow
+from jacobiflow.flows import native_transformer
+
+native_transformer.threads = lambda: 7
+flow = tarflow(0.1, image_size=10, image_channels=3, patch_size=2, width=16, head_dim=8, blocks=1)
+n, t, d = 6, *flow.latent_shape
+size, page = 4 * n * t * d, mmap.PAGESIZE
+room = -(-size // page) * page
+area = mmap.mmap(-1, room + page)
+start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + room), page, 0) == 0
+floats = (ctypes.c_float * (n * t * d)).from_address(start + room - size)
+x = torch.frombuffer(floats, dtype=torch.float32).view(n, t, d)
+x[:] = flow.noise(n, seed=0)
+with torch.no_grad():
+    block = flow.blocks[0].bind(None)
+    cache = block.new_cache(n)
+    block.params(x, 0, 3, cache)
+    got = block.params(x, 3, t, cache)
+    want = block.params(x.clone(), 3, t)
+print((got - want).abs().max().item() < 1e-4)
+"""
+
+
+def test_nothing_is_read_beyond_the_input() -> None:
+    """Six samples of 22 positions for seven threads: shares of four would leave the last with none."""
+    done = subprocess.run(
+        [sys.executable, "-c", GUARDED],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@pytest.mark.parametrize("family", ["tarflow", "maf"])
+def test_threads_wait_for_new_weights(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one thread packs changed weights, no other goes on with the old ones."""
+    flow = made("small").eval() if family == "tarflow" else maf(0.5, features=6, hidden=(8,)).float()
+    z = flow.noise(2, seed=0)
+    flow.decode(z, "sequential")
+    with torch.no_grad():
+        for p in flow.parameters():
+            p.mul_(1.1)
+    packing = threading.Event()
+    kind, name = (tarflow.NativeNet, "__init__") if family == "tarflow" else (MaskedMLP, "_pack")
+    original = getattr(kind, name)
+
+    def slow(self: Any, *args: Any) -> Any:
+        packing.set()
+        time.sleep(0.05)
+        return original(self, *args)
+
+    monkeypatch.setattr(kind, name, slow)
+    found: list[Tensor] = []
+    first = threading.Thread(target=lambda: found.append(flow.decode(z, "sequential").x))
+    first.start()
+    assert packing.wait(10)
+    second = flow.decode(z, "sequential").x
+    first.join()
+    want = copy.deepcopy(flow).decode(z, "sequential").x
+    assert torch.equal(second, want)
+    assert torch.equal(found[0], want)
 
 
 def test_without_a_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

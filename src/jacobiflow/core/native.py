@@ -52,7 +52,7 @@ def _built(compiler: str) -> Path:
     try:
         folder = cache_folder() / "native"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (folder / name).exists():
+        if _whole(folder / name):
             return folder / name
         with tempfile.TemporaryDirectory(dir=folder) as room:
             return _build(compiler, Path(room) / name).rename(folder / name)
@@ -64,7 +64,18 @@ def _build(compiler: str, out: Path) -> Path:
     sources = [str(KERNELS / name) for name in SOURCES]
     command = [compiler, *FLAGS, *sources, "-o", str(out), "-lm", "-lpthread"]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
+    with out.open("ab") as file:  # loaders do not mind what follows the last section
+        file.write(hashlib.sha256(out.read_bytes()).digest())
     return out
+
+
+def _whole(path: Path) -> bool:
+    """Whether the file is as it was built: a torn one may end the process that loads it."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
 def _processor() -> str:
@@ -147,7 +158,8 @@ def compare(new: Tensor, old: Tensor, slope: Tensor | None, rounding: float) -> 
     n, w, d = new.shape
     new, old = new.contiguous(), _rows(old)
     update, still = torch.empty(n), torch.empty(n, dtype=torch.long)
-    slopes = 0 if slope is None else slope.contiguous().data_ptr()
+    slope = None if slope is None else slope.contiguous()  # named, so that it lives through the call
+    slopes = 0 if slope is None else slope.data_ptr()
     ends = update.data_ptr(), still.data_ptr()
     lib.jf_compare(n, w, d, new.data_ptr(), old.data_ptr(), old.stride(0), slopes, rounding, *ends)
     return update, still
@@ -175,17 +187,50 @@ def alone(like: Tensor) -> Iterator[None]:
     """Small work: torch's operators on one thread. Its other threads wait for work by spinning, and would
     take the processor from those of the compiled functions, which keep their number.
     """
-    count = torch.get_num_threads()
-    if count == 1 or like.numel() > SMALL or usable(like) is None:
+    count, pool = torch.get_num_threads(), openmp()
+    if count == 1 or pool is None or like.numel() > SMALL or usable(like) is None:
         yield
         return
-    torch.set_num_threads(1)
+    pool.omp_set_num_threads(1)
     _threads.count, before = count, _threads.count
     try:
         yield
     finally:
         _threads.count = before
-        torch.set_num_threads(count)
+        pool.omp_set_num_threads(count)
+
+
+@cache
+def openmp() -> ctypes.CDLL | None:
+    """The thread pool of torch's operators, if it can be found.
+
+    Its setting is the calling thread's own. `torch.set_num_threads` would also set what every thread
+    that is born meanwhile takes for good.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    found = {line.split(maxsplit=5)[5] for line in maps if "omp" in line.rpartition("/")[2]}
+    pools = [path for path in found if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))]
+    torch_own = str(Path(torch.__file__).parent)
+    for path in sorted(pools, key=lambda p: not p.startswith(torch_own)):
+        try:
+            pool = ctypes.CDLL(path)
+            pool.omp_set_num_threads.argtypes, pool.omp_set_num_threads.restype = [c_int], None
+        except (OSError, AttributeError):
+            continue
+        if _is_torchs(pool):
+            return pool
+    return None
+
+
+def _is_torchs(pool: ctypes.CDLL) -> bool:
+    count = torch.get_num_threads()
+    pool.omp_set_num_threads(count + 1)
+    found = torch.get_num_threads() == count + 1
+    pool.omp_set_num_threads(count)
+    return found
 
 
 class Kept:

@@ -120,6 +120,7 @@ class Flow(nn.Module, ABC):
         """z, standard normal if x is as the model believes, and log |dz/dx| [N] in nats."""
         if tuple(x.shape[1:]) != self.data_shape:
             raise ValueError(f"x must be [N, {_dims(self.data_shape)}], not {list(x.shape)}")
+        self._refuse_type("x", x)
         condition = self._condition(len(x), labels, context)
         seq, log_det = self._encode(self.to_sequence(x), condition, Guidance())
         return Encoded(z=seq.reshape(len(x), *self.latent_shape), log_det=log_det)
@@ -205,6 +206,7 @@ class Flow(nn.Module, ABC):
         """
         if tuple(z.shape[1:]) != self.latent_shape:
             raise ValueError(f"z must be [N, {_dims(self.latent_shape)}], not {list(z.shape)}")
+        self._refuse_type("z", z)
         if differentiable and tol is None and plan in ("uniform", "selective"):
             tol = GRADIENT_TOL[z.dtype]
         guide = guidance if isinstance(guidance, Guidance) else Guidance(weight=guidance)
@@ -377,14 +379,23 @@ class Flow(nn.Module, ABC):
             raise ValueError("this flow takes no context")
         return None
 
+    def _refuse_type(self, name: str, value: Tensor) -> None:
+        """Numbers of another type than the weights have: neither is cast behind the caller's back."""
+        own = next(self.parameters()).dtype
+        if value.dtype != own and not torch.is_autocast_enabled(value.device.type):
+            mine, its = (str(t).removeprefix("torch.") for t in (own, value.dtype))
+            raise ValueError(
+                f"{name} is {its}, the flow {mine}: use {name}.to(torch.{mine}) or flow.to({name}.dtype)"
+            )
+
     def refuse_nonfinite(self) -> int:
         """Raise if a weight is not finite; looks again only after a weight has changed.
 
         Returns a number that is another one then.
         """
-        if not self._watch.changed(self.parameters()):
-            return self._version
-        self._watch.forget()  # until they have all been seen to be finite
+        return self._watch.fresh(self.parameters(), self._seen_finite)
+
+    def _seen_finite(self) -> int:
         for k, block in enumerate(self.blocks):
             for name, p in block.named_parameters():
                 if not bool(p.detach().isfinite().all()):
@@ -397,7 +408,6 @@ class Flow(nn.Module, ABC):
             raise NonfiniteError("the prior variance has non-finite or non-positive values")
         if not math.isfinite(self.stretch()):
             raise NonfiniteError("the linear map next to the data is singular or has non-finite values")
-        self._watch.changed(self.parameters())
         self._version += 1
         return self._version
 

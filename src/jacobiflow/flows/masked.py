@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -192,7 +192,6 @@ class MaskedMLP(nn.Module):
             self.register_buffer(f"mask{i}", b[:, None] >= a[None, :], persistent=False)
         reach = torch.arange(length).repeat_interleave(params)
         self.register_buffer("head_mask", reach[:, None] >= self.degrees[-1], persistent=False)
-        self._packed: Packed | None = None
         self._watch = Watch()
 
     def masked(self, i: int) -> Tensor:
@@ -216,10 +215,7 @@ class MaskedMLP(nn.Module):
 
     def pack(self) -> Packed:
         """The network for decoding; made again only when a weight has changed."""
-        if self._watch.changed(self.parameters()) or self._packed is None:
-            with torch.no_grad():
-                self._packed = self._pack()
-        return self._packed
+        return self._watch.fresh(self.parameters(), self._pack)
 
     def _pack(self) -> Packed:
         stages = []
@@ -238,9 +234,6 @@ class MaskedMLP(nn.Module):
             )
         head = self.head.weight * self.head_mask  # type: ignore[operator]
         return Packed(self.length, tuple(stages), head, self.head.bias[:, None].clone(), self.activation)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": None}
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,8 @@ class NativeUnits(Units):
         return fewer
 
     def params(self, x: Tensor, lo: int, hi: int) -> Tensor:
+        if x.dtype != torch.float32:  # its bytes would be read as other numbers
+            raise ValueError(f"x is {x.dtype}, the network {torch.float32}: cast one of them")
         net = self.net.net
         theta = x.new_empty(len(x), hi - lo, net.params)
         if x.stride(1) != 1:

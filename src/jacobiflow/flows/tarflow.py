@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -121,7 +121,6 @@ class PatchBlock(nn.Module):
         self.proj_out = nn.Linear(config.width, config.dim * self.bijector.params)
         nn.init.zeros_(self.proj_out.weight)
         nn.init.zeros_(self.proj_out.bias)
-        self._native: NativeNet | None = None
         self._watch = Watch()
 
     def native(self) -> NativeNet | None:
@@ -129,12 +128,7 @@ class PatchBlock(nn.Module):
         lib = usable(self.pos_embed)
         if lib is None:
             return None
-        if self._watch.changed(self.parameters()) or self._native is None:
-            self._native = NativeNet(lib, self)
-        return self._native
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_native": None}
+        return self._watch.fresh(self.parameters(), lambda: NativeNet(lib, self))
 
     def bind(self, labels: Tensor | None, attn_temp: float = 1.0) -> BoundPatchBlock:
         """The block for these labels [n]; None and -1 are "no label", the mean class."""

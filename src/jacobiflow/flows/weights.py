@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from jacobiflow.core.memory import SizeError, refuse
 
 SAMPLED = 61  # numbers looked at in each tensor
 MOST = 100_000  # tensors of a model
+T = TypeVar("T")
 
 
 class Watch:
@@ -30,12 +31,25 @@ class Watch:
         self._seen: tuple[list[int | None], float] | None = None
         self._samples: list[Tensor] = []
         self._ramp = torch.empty(0)
+        self._made: Any = None
         self._lock = threading.Lock()
 
     def changed(self, tensors: Iterable[Tensor]) -> bool:
         """Whether anything is different from the last look; the first look says yes."""
         with self._lock, torch.no_grad():
             return self._changed(list(tensors))
+
+    def fresh(self, tensors: Iterable[Tensor], make: Callable[[], T]) -> T:
+        """What `make` makes of these tensors, made again only when they have changed.
+
+        Threads wait for the one that makes it: none is left with what was made of older weights.
+        """
+        with self._lock, torch.no_grad():
+            if self._changed(list(tensors)):
+                seen, self._seen = self._seen, None  # should `make` fail, the next look says yes
+                self._made = make()
+                self._seen = seen
+            return self._made  # type: ignore[no-any-return]
 
     def _changed(self, found: list[Tensor]) -> bool:
         places = [(id(t), t.data_ptr(), t.dtype) for t in found]
@@ -48,10 +62,6 @@ class Watch:
         now = [None if t.is_inference() else t._version for t in found], float(numbers @ self._ramp)
         before, self._seen = self._seen, now
         return before is None or repr(before) != repr(now)  # a NaN equals itself here
-
-    def forget(self) -> None:
-        """The next look says yes."""
-        self._seen = None
 
     def __reduce__(self) -> Any:
         return Watch, ()  # copies look for themselves

@@ -18,6 +18,7 @@
 static void product(long rows, const float *a, long lda, const float *w, long depth, long width, float *c, long ldc,
                     const float *bias, int add) {
     long panels = up(width) / PANEL, next = depth * PANEL, i = 0;
+    if (rows <= 0) return; /* a block of no rows does not exist */
     if (rows < ROWS) {
         if (add)
             block(rows, a, lda, w, PANEL, next, depth, panels, c, ldc, bias, 1);
@@ -233,8 +234,7 @@ static void *part(void *given) {
     long s = job->last - job->first, n = job->n, i = mine->index;
     float *scratch = job->scratch + i * job->share;
     if (job->split) {
-        long each = (s + job->threads - 1) / job->threads, r0 = i * each < s ? i * each : s;
-        group(job, 0, n, r0, r0 + each < s ? r0 + each : s, scratch);
+        group(job, 0, n, s * i / job->threads, s * (i + 1) / job->threads, scratch);
         return 0;
     }
     long n0 = n * i / job->threads, n1 = n * (i + 1) / job->threads, step = group_rows(job->net, s) / s;
