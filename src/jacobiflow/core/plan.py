@@ -97,7 +97,10 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        try:
+            Path(path).write_text(self.to_json(), encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise PlanError(f"cannot write the plan {path}: {error}") from None
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

@@ -165,8 +165,16 @@ def load(
     revision: commit, tag or branch of a hub id. Without one, the newest commit is looked up and
     that very commit is loaded; `flow.revision` says which.
     """
+    if not isinstance(source, str | Path):
+        raise CheckpointError(f"a model is a name, a folder or a hub id, not {short(source)}")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise CheckpointError(f"dtype must be a type of floats such as torch.float32, not {short(dtype)}")
     folder, commit = _find(source, revision)
-    flow = _read(folder, dtype).to(device=device)
+    try:
+        place = torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError, TypeError):  # which of them, differs between kinds of devices
+        raise CheckpointError(f"this torch sees no device {short(device)}") from None
+    flow = _read(folder, dtype).to(device=place)
     flow.eval()
     flow.revision = commit
     return flow

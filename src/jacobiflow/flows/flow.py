@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -31,6 +32,7 @@ from jacobiflow.core.types import (
     Sweep,
     Watcher,
 )
+from jacobiflow.flows import arguments
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.weights import Watch
 
@@ -118,6 +120,7 @@ class Flow(nn.Module, ABC):
         self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None
     ) -> Encoded:
         """z, standard normal if x is as the model believes, and log |dz/dx| [N] in nats."""
+        arguments.tensor("x", x, next(self.parameters()))
         if tuple(x.shape[1:]) != self.data_shape:
             raise ValueError(f"x must be [N, {_dims(self.data_shape)}], not {list(x.shape)}")
         self._refuse_type("x", x)
@@ -161,8 +164,8 @@ class Flow(nn.Module, ABC):
 
     def noise(self, n: int, seed: int | None = None, *, start: int = 0) -> Tensor:
         """Standard normal z of samples start .. start + n - 1; row i depends on (seed, i) only."""
-        if n < 0 or start < 0:
-            raise ValueError(f"noise takes n and start of 0 or more, not {n} and {start}")
+        n, start = arguments.whole("n", n), arguments.whole("start", start)
+        seed = None if seed is None else arguments.whole("seed", seed)
         refuse(f"noise of {short(n)} samples", 8 * n * math.prod(self.latent_shape), "draw fewer at a time")
         if start + n > 2**63:
             raise ValueError(f"samples are numbered up to 2^63, not {short(start + n)}")
@@ -204,6 +207,7 @@ class Flow(nn.Module, ABC):
         watch: called after every sweep with a `Sweep`, its x in the order of the data, so that
             `from_sequence` makes a picture of it.
         """
+        arguments.tensor("z", z, next(self.parameters()))
         if tuple(z.shape[1:]) != self.latent_shape:
             raise ValueError(f"z must be [N, {_dims(self.latent_shape)}], not {list(z.shape)}")
         self._refuse_type("z", z)
@@ -301,6 +305,7 @@ class Flow(nn.Module, ABC):
         sigma = getattr(self.config, "noise_std", 0.0)
         if not sigma:
             raise ValueError("this flow was trained without Gaussian noise: there is nothing to denoise")
+        arguments.tensor("x", x, next(self.parameters()))
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             (grad,) = torch.autograd.grad(self.log_prob(x, labels).sum(), x)
@@ -347,9 +352,12 @@ class Flow(nn.Module, ABC):
 
     @staticmethod
     def _plan_path(plan: str | Path) -> Path:
+        if not isinstance(plan, str | Path):
+            raise PlanError(f"a plan is a name, a jf.Plan or a path, not {short(plan)}")
         path = Path(plan)
-        if isinstance(plan, str) and path.suffix != ".json" and not path.exists():
-            raise PlanError(f"no plan is called {plan!r}: use {', '.join(PLANS)}, a jf.Plan or a JSON file")
+        if isinstance(plan, str) and path.suffix != ".json" and not os.path.exists(path):
+            known = ", ".join(PLANS)
+            raise PlanError(f"no plan is called {short(plan)}: use {known}, a jf.Plan or a JSON file")
         return path
 
     # Guards
@@ -358,20 +366,13 @@ class Flow(nn.Module, ABC):
         """Labels [n] or context [n, C], checked; None where the flow is used without."""
         like = next(self.parameters())
         if labels is not None:
-            if not self.num_classes:
-                raise ValueError("this flow takes no labels")
-            found = torch.as_tensor(labels, device=like.device)
-            if found.is_floating_point() or found.dtype == torch.bool or found.ndim > 1:
-                raise ValueError("labels must be a whole number or a [N] tensor of whole numbers")
-            if found.ndim == 1 and len(found) != n:
-                raise ValueError(f"labels are {len(found)}, samples {n}")
-            if found.numel() and not (int(found.min()) >= -1 and int(found.max()) < self.num_classes):
-                raise ValueError(f"labels must be 0 .. {self.num_classes - 1}, or -1 for none")
-            return found.long().expand(n)
+            return arguments.labels(labels, n, self.num_classes, like.device)
         if self.context_features:
             want = (n, self.context_features)
-            if context is None or tuple(context.shape) not in (want, want[1:]):
-                raise ValueError(f"this flow needs context of shape {list(want)}")
+            if not isinstance(context, Tensor) or tuple(context.shape) not in (want, want[1:]):
+                raise ValueError(f"this flow needs context of shape {list(want)}, a tensor")
+            if context.is_complex():
+                raise ValueError("context must be real numbers")
             if not bool(context.isfinite().all()):
                 raise NonfiniteError("context has non-finite values")
             return context.to(like).expand(want)

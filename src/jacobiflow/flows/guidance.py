@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.types import Block, Cache
+from jacobiflow.flows.arguments import number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +29,10 @@ class Guidance:
     attn_temp: float = 1.0
 
     def __post_init__(self) -> None:
-        if not abs(self.weight) < float("inf"):
-            raise ValueError(f"Guidance.weight must be finite, not {self.weight}")
+        number("Guidance.weight", self.weight)
         if self.what not in ("a", "b", "ab"):
             raise ValueError(f"Guidance.what must be 'a', 'b' or 'ab', not {self.what!r}")
-        if not 0 < self.attn_temp < float("inf"):
+        if not number("Guidance.attn_temp", self.attn_temp) > 0:
             raise ValueError(f"Guidance.attn_temp must be finite and positive, not {self.attn_temp}")
 
 

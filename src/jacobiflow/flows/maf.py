@@ -6,7 +6,7 @@ Papamakarios et al., 2017, Masked Autoregressive Flow; Durkan et al., 2019, Neur
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.plan import Plan
 from jacobiflow.core.types import Block, Init, Method
+from jacobiflow.flows.arguments import instance, number, whole
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.local import BoundLocalBlock, LocalMLP, neighbourhood, spread
@@ -60,14 +61,14 @@ class MAFConfig:
     linear: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hidden", tuple(self.hidden))
+        widths = self.hidden if isinstance(self.hidden, Iterable) else ()
+        object.__setattr__(self, "hidden", tuple(whole("MAFConfig.hidden", width, 1) for width in widths))
         for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2), ("reach", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"MAFConfig.{name} must be {least} or more, not {getattr(self, name)}")
-        if not 0 <= self.order_seed < 2**63:
+            object.__setattr__(self, name, whole(f"MAFConfig.{name}", getattr(self, name), least))
+        if not whole("MAFConfig.order_seed", self.order_seed) < 2**63:
             raise ValueError("MAFConfig.order_seed must be 0 or more and below 2^63")
-        if not self.hidden or min(self.hidden) < 1:
-            raise ValueError(f"MAFConfig.hidden needs widths of 1 or more, not {self.hidden}")
+        if not self.hidden:
+            raise ValueError("MAFConfig.hidden needs widths of 1 or more, one a layer")
         if self.residual and len(set(self.hidden)) > 1:
             raise ValueError(f"MAFConfig.hidden must be all the same with residual, not {self.hidden}")
         for name, known in (
@@ -77,7 +78,8 @@ class MAFConfig:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"MAFConfig.{name} must be one of {known}, not {getattr(self, name)!r}")
-        if not 0 <= self.min_scale < 1 or not 0 < self.bound < math.inf:
+        scale, bound = (number(f"MAFConfig.{n}", getattr(self, n)) for n in ("min_scale", "bound"))
+        if not 0 <= scale < 1 or not bound > 0:
             raise ValueError("MAFConfig.min_scale must be in [0, 1) and bound positive")
         if self.reach and (self.side**2 != self.features or 2 * self.reach >= self.side):
             raise ValueError(
@@ -94,7 +96,10 @@ class MAFConfig:
             if self.order == "classes" and (not self.reach or self.side % (self.reach + 1)):
                 raise ValueError("MAFConfig.order classes needs a reach, and reach + 1 must divide the side")
         else:
-            object.__setattr__(self, "order", tuple(map(tuple, self.order)))
+            try:
+                object.__setattr__(self, "order", tuple(map(tuple, self.order)))
+            except TypeError:
+                raise ValueError(f"MAFConfig.order must be a word or orders, not {self.order!r}") from None
             if len(self.order) != self.blocks or any(
                 len(o) != self.features or sorted(o) != list(range(self.features)) for o in self.order
             ):
@@ -154,6 +159,7 @@ class MAF(Flow):
     linear: Tensor | None  # [features, features]: x' = y' linear
 
     def __init__(self, config: MAFConfig) -> None:
+        instance(MAFConfig, config)
         check_size(config.shapes())
         super().__init__()
         self.config = config

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.native import usable
 from jacobiflow.core.types import Block, Cache
+from jacobiflow.flows.arguments import instance, number, whole
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, GuidedBlock
 from jacobiflow.flows.native_transformer import NativeCache, NativeNet
@@ -54,17 +55,15 @@ class TarFlowConfig:
             "layers_per_block",
             "head_dim",
         ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"TarFlowConfig.{name} must be 1 or more, not {getattr(self, name)}")
+            object.__setattr__(self, name, whole(f"TarFlowConfig.{name}", getattr(self, name), 1))
+        object.__setattr__(self, "num_classes", whole("TarFlowConfig.num_classes", self.num_classes))
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"TarFlowConfig.patch_size {self.patch_size} does not divide image_size {self.image_size}"
             )
         if self.width % self.head_dim:
             raise ValueError(f"TarFlowConfig.width {self.width} is no multiple of head_dim {self.head_dim}")
-        if self.num_classes < 0:
-            raise ValueError(f"TarFlowConfig.num_classes must be 0 or more, not {self.num_classes}")
-        if not 0 <= self.noise_std < float("inf"):
+        if number("TarFlowConfig.noise_std", self.noise_std) < 0:
             raise ValueError(f"TarFlowConfig.noise_std must be finite and not negative, not {self.noise_std}")
 
     @property
@@ -221,6 +220,7 @@ class TarFlow(Flow):
     default_deviation: ClassVar[float] = 0.05
 
     def __init__(self, config: TarFlowConfig) -> None:
+        instance(TarFlowConfig, config)
         check_size(config.shapes())
         super().__init__()
         self.config = config

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from jacobiflow.core import native
 from jacobiflow.core import tune as core
 from jacobiflow.core.plan import Plan
+from jacobiflow.flows.arguments import instance
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.stored_plans import Setting, find, machine, store
@@ -61,6 +62,7 @@ def tune(
     >>> len(plan), plan.about["setting"]["batch"]
     (2, 2)
     """
+    instance(Flow, flow)
     bound = flow.default_deviation if max_deviation is None else max_deviation
     if batch_size < 1 or rows < 1:
         raise ValueError(f"tune takes batch_size and rows of 1 or more, not {batch_size} and {rows}")
@@ -157,6 +159,7 @@ def auto_setting(
     flow: Flow, n: int, labels: bool, guidance: Guidance, max_deviation: float | None = None
 ) -> Setting:
     """What plan="auto" tunes for when n samples are asked for."""
+    instance(Flow, flow)
     bound = flow.default_deviation if max_deviation is None else max_deviation
     return setting_of(flow, nearest(n), labels, half_step(guidance), bound)
 

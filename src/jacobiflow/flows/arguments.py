@@ -1,0 +1,72 @@
+"""What callers hand to a flow, checked: it comes back as the flow uses it, or an error says what is wrong."""
+
+from __future__ import annotations
+
+import math
+import operator
+from numbers import Real
+from reprlib import repr as short
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def whole(name: str, value: Any, least: int = 0) -> int:
+    """A whole number of at least `least`, of Python or numpy or a tensor's; True is none."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool):
+        raise ValueError(f"{name} must be a whole number, not {short(value)}")
+    if found < least:
+        raise ValueError(f"{name} must be {least} or more, not {short(found)}")
+    return found
+
+
+def number(name: str, value: Any) -> float:
+    """A number that is finite."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not abs(float(value)) < math.inf:
+        raise ValueError(f"{name} must be finite, not {short(value)}")
+    return float(value)
+
+
+def instance(kind: type[Any], value: Any) -> None:
+    """Refuse a config of another family."""
+    if not isinstance(value, kind):
+        raise ValueError(f"this flow takes a {kind.__name__}, not {type(value).__name__}")
+
+
+def tensor(name: str, value: Any, like: Tensor) -> None:
+    """Refuse what is no plain tensor of floats on the flow's device."""
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"{name} must be a torch tensor, not {type(value).__name__}: use torch.as_tensor({name})"
+        )
+    if value.layout is not torch.strided or not value.is_floating_point():
+        kind = str(value.dtype if value.layout is torch.strided else value.layout).removeprefix("torch.")
+        raise ValueError(f"{name} must be a dense tensor of floats, not {kind}")
+    if value.device != like.device:
+        raise ValueError(f"{name} is on {value.device}, the flow on {like.device}: bring them together")
+
+
+def labels(value: Any, n: int, classes: int, device: torch.device) -> Tensor:
+    """Class numbers [n], of one whole number or n of them; -1 is no label."""
+    if not classes:
+        raise ValueError("this flow takes no labels")
+    words = "labels must be a whole number or a [N] tensor of whole numbers"
+    try:
+        found = torch.as_tensor(value, device=device)
+    except (TypeError, ValueError, RuntimeError):  # which of them, differs between kinds of mistakes
+        raise ValueError(f"{words}, not {short(value)}") from None
+    if found.dtype not in INTEGERS or found.ndim > 1:
+        raise ValueError(words)
+    if found.ndim == 1 and len(found) != n:
+        raise ValueError(f"labels are {len(found)}, samples {n}")
+    if found.numel() and not (int(found.min()) >= -1 and int(found.max()) < classes):
+        raise ValueError(f"labels must be 0 .. {classes - 1}, or -1 for none")
+    return found.long().expand(n)
+
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
