@@ -200,6 +200,14 @@ DAMAGE: dict[str, Any] = {
     "empty": lambda out: os.truncate(out / "shards/000001.npz", 0),
     "deleted": lambda out: (out / "shards/000001.npz").unlink(),
     "a folder": lambda out: ((out / "shards/000001.npz").unlink(), (out / "shards/000001.npz").mkdir()),
+    "a pipe": lambda out: replace(out / "shards/000001.npz", os.mkfifo),
+    "a device": lambda out: replace(out / "shards/000001.npz", lambda p: p.symlink_to("/dev/zero")),
+    "a link to another": lambda out: replace(
+        out / "shards/000001.npz", lambda p: p.symlink_to(shutil.copy(p.parent / "000000.npz", out.parent))
+    ),
+    "a link to itself": lambda out: moved(out, "shards/000001.npz"),
+    "a record that is a link": lambda out: moved(out, "records/000001.json"),
+    "a record that is a pipe": lambda out: replace(out / "records/000001.json", os.mkfifo),
     "no record": lambda out: (out / "records/000001.json").unlink(),
     "half a record": lambda out: os.truncate(out / "records/000001.json", 50),
     "no JSON": lambda out: (out / "records/000001.json").write_text("[]"),
@@ -207,6 +215,18 @@ DAMAGE: dict[str, Any] = {
     "a record that points elsewhere": lambda out: edit(out, lambda doc: doc.update(files={"../x": "0"})),
     "a record of other statuses": lambda out: edit(out, lambda doc: doc.update(status={"FINE": 8})),
 }
+
+
+def replace(path: Path, make: Any) -> None:
+    path.unlink()
+    make(path)
+
+
+def moved(out: Path, name: str) -> None:
+    """The file itself, whole, but elsewhere; a link in its place."""
+    target = out.parent / Path(name).name
+    shutil.move(out / name, target)
+    (out / name).symlink_to(target)
 
 
 def edit(out: Path, change: Any) -> None:
@@ -224,6 +244,50 @@ def test_a_damaged_shard_is_made_again(job: Any, whole: Path, copy: Path, kind: 
     assert (status, "1 of them made now" in out) == (0, True)
     assert files(copy) == files(whole)
     assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+@pytest.mark.parametrize("name", ["shards", "records", ".partial", "manifest.json", ".lock"])
+def test_links_in_the_folder_lead_nowhere(job: Any, copy: Path, tmp_path: Path, name: str) -> None:
+    """A folder may come from somebody else: nothing outside of it is written to, or emptied."""
+    elsewhere = tmp_path / "elsewhere"
+    if name == ".partial":
+        elsewhere.mkdir()
+    else:
+        shutil.move(copy / name, elsewhere)
+    (copy / name).symlink_to(elsewhere)
+    before = elsewhere.read_bytes() if elsewhere.is_file() else files(elsewhere)
+    status, _, err = job(copy, *SMALL)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "is a link" in err or "symbolic links" in err
+    assert before == (elsewhere.read_bytes() if elsewhere.is_file() else files(elsewhere))
+
+
+def test_a_folder_of_pictures_that_is_a_link(job: Any, tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    assert job(out, *SMALL, "--format", "png")[0] == 0
+    shutil.move(out / "shards/000001", elsewhere)
+    (out / "shards/000001").symlink_to(elsewhere)
+    before = {p: p.stat().st_mtime_ns for p in elsewhere.iterdir()}
+    status, _, err = job(out, *SMALL, "--format", "png")
+    assert status == 2
+    assert f"{out}/shards/000001 is a link, and a job writes into its own folder only" in err
+    assert before == {p: p.stat().st_mtime_ns for p in elsewhere.iterdir()}
+
+
+def test_a_job_that_could_not_be_read_again_is_not_begun(
+    job: Any, flow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = tmp_path / "plan.json"
+    jf.Plan((jf.Method(),) * 3, about={"seconds": float("nan"), "notes": "a" * 10**6}).save(plan)
+    for _ in range(2):
+        assert job(tmp_path / "out", *SMALL, "--plan", plan)[0] == 0
+    monkeypatch.setattr(manifest, "LARGEST", 1000)
+    status, _, err = job(tmp_path / "new", *SMALL, "--plan", plan)
+    assert (status, err) == (
+        2,
+        "jacobiflow sample: these settings cannot be written down: use shorter ones, or a smaller plan\n",
+    )
+    assert not (tmp_path / "new/manifest.json").exists()
 
 
 def test_a_shard_that_cannot_be_replaced_is_one_line(job: Any, copy: Path) -> None:

@@ -59,8 +59,9 @@ def write_atomically(path: Path, write: Callable[[str], object]) -> None:
     try:
         with open(name, "xb") as f:
             mode = os.fstat(f.fileno()).st_mode
+            os.fchmod(f.fileno(), 0o600)  # until it is whole
         write(str(name))
-        os.chmod(name, mode)  # safetensors makes files that nobody else can read
+        os.chmod(name, mode)
         with open(name, "rb") as f:
             os.fsync(f.fileno())
         os.replace(name, path)

@@ -23,7 +23,8 @@ class Lock:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.file = open(folder / FILE, "a+", encoding="utf-8")  # noqa: SIM115
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW  # a link could lead to anything
+        self.file = open(os.open(folder / FILE, flags, 0o666), "a+", encoding="utf-8")  # noqa: SIM115
 
     def alone(self) -> None:
         """No other job is here, and none can come: refuse otherwise."""

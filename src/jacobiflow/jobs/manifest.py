@@ -17,7 +17,7 @@ import torch
 
 from jacobiflow.core.native import library
 from jacobiflow.core.plan import Plan
-from jacobiflow.core.records import RecordError, build, parse_json, read_text
+from jacobiflow.core.records import LARGEST, RecordError, build, parse_json, read_text
 from jacobiflow.core.types import JacobiflowError
 from jacobiflow.flows.checkpoint import write_atomically
 from jacobiflow.flows.flow import Flow
@@ -90,8 +90,9 @@ class Job:
         return Shard(number, first, min(self.shard, self.settings.n - first), self.settings.format)
 
     def to_json(self) -> str:
-        """As text that `from_json` reads."""
-        doc = {"format": FORMAT, "version": 1, **asdict(self), "plan": json.loads(self.plan.to_json())}
+        """As text that `from_json` reads; what a plan says about itself is left out."""
+        plan = json.loads(Plan(self.plan.methods).to_json())
+        doc = {"format": FORMAT, "version": 1, **asdict(self), "plan": plan}
         return json.dumps(doc | {"checksum": _checksum(doc)}, indent=2) + "\n"
 
     @classmethod
@@ -108,13 +109,22 @@ class Job:
         return cls(**plain)
 
     def save(self, folder: Path) -> None:
-        """Write the manifest into `folder`, in one step."""
-        write_atomically(folder / FILE, lambda name: Path(name).write_text(self.to_json(), encoding="utf-8"))
+        """Write the manifest into `folder`, in one step; not one that could not be read again."""
+        text = self.to_json()
+        try:
+            same = len(text) <= LARGEST and Job.from_json(text) == self
+        except (ValueError, TypeError, KeyError):
+            same = False
+        if not same:
+            raise JobError("these settings cannot be written down: use shorter ones, or a smaller plan")
+        write_atomically(folder / FILE, lambda name: Path(name).write_text(text, encoding="utf-8"))
 
     @classmethod
     def load(cls, folder: Path) -> Job | None:
         """The job in `folder`, if there is one."""
         path = folder / FILE
+        if path.is_symlink():
+            raise JobError(f"{path} is a link: put the file itself there, or begin in a new --out")
         try:
             return cls.from_json(read_text(path))
         except (FileNotFoundError, NotADirectoryError):

@@ -41,9 +41,10 @@ def clear(folder: Path) -> None:
     shutil.rmtree(folder / PARTIAL, ignore_errors=True)
     for left in (path for name in (FILE, SUMS) for path in folder.glob(f".{name}.*")):
         left.unlink(missing_ok=True)
-    (folder / PARTIAL).mkdir(mode=0o700, exist_ok=True)
-    for name in (SHARDS, RECORDS):
-        (folder / name).mkdir(exist_ok=True)
+    for name, mode in ((PARTIAL, 0o700), (SHARDS, 0o777), (RECORDS, 0o777)):
+        (folder / name).mkdir(mode=mode, exist_ok=True)
+        if (folder / name).is_symlink():
+            raise JobError(f"{folder / name} is a link, and a job writes into its own folder only: remove it")
 
 
 def run(job: Job, flow: Flow, folder: Path, world: World, versions: dict[str, str]) -> Outcome | None:

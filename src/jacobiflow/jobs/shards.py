@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -97,8 +99,11 @@ class Record:
     @classmethod
     def read(cls, folder: Path, shard: Shard) -> Record | None:
         """The record of `shard`, if it has one that can be that shard's."""
+        path = folder / shard.record
         try:
-            doc = parse_json(read_text(folder / shard.record))
+            if path.is_symlink():
+                return None
+            doc = parse_json(read_text(path))
             found = cls(**doc)
             fits = (found.first, found.count) == (shard.first, shard.count) and found.batch > 0
             fits = fits and found.status.keys() <= NAMES and sum(found.status.values()) == shard.count
@@ -110,7 +115,10 @@ class Record:
     def holds(self, folder: Path) -> bool:
         """Whether the files are those that were written."""
         try:
-            return all(_digest(folder / name) == value for name, value in self.files.items())
+            places = {(folder / name).parent for name in self.files}
+            return not any(place.is_symlink() for place in places) and all(
+                _digest(folder / name) == value for name, value in self.files.items()
+            )
         except OSError:
             return False
 
@@ -136,6 +144,8 @@ def write(folder: Path, contents: Mapping[str, bytes]) -> None:
             sync(source)
         for target in {target.parent for _, target in moves}:
             target.mkdir(parents=True, exist_ok=True)
+            if target.is_symlink():
+                raise OSError(errno.ELOOP, f"{target} is a link, and a job writes into its own folder only")
         for source, target in moves:
             os.replace(source, target)
         for place in {place for _, target in moves for place in target.parents[:2]}:
@@ -157,7 +167,11 @@ def sync(path: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    with open(path, "rb") as f:
+    """SHA-256 of a plain file. Links lead elsewhere, pipes and devices may never end: an OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(handle, "rb") as f:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file")
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
