@@ -10,13 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.types import Decoded, JacobiflowError
+from jacobiflow.core.types import Decoded
 from jacobiflow.data.ising import Estimate, Ising, MonteCarlo, parse_target
 from jacobiflow.flows.flow import Flow, standard_normal
-
-
-class MetricError(JacobiflowError, ValueError):
-    """A metric that does not go with a model."""
+from jacobiflow.metrics.errors import MetricError
 
 
 @dataclass(frozen=True, kw_only=True)
