@@ -40,7 +40,6 @@ class Case:
     forward: Callable[[Any, Tensor, Tensor | None], Tensor]
     unit: bool = False  # lives on the unit cube
     bisection: bool = False
-    rough: bool = False  # its inverse formula cancels in float32
     conditional: bool = True
     unrolled: bool = True  # whether the original can be differentiated
 
@@ -70,7 +69,6 @@ def _made_case(
     kind: Callable[..., nn.Module],
     unit: bool = False,
     conditional: bool = True,
-    rough: bool = False,
     **options: Any,
 ) -> Case:
     return Case(
@@ -79,7 +77,6 @@ def _made_case(
         lambda m, x, c: m.forward(x, c)[0],
         unit=unit,
         conditional=conditional,
-        rough=rough,
     )
 
 
@@ -150,11 +147,9 @@ CASES: dict[str, Case] = {
     "nflows-linear": _made_case(
         nflows_ar.MaskedPiecewiseLinearAutoregressiveTransform, unit=True, num_bins=6
     ),
-    "nflows-quadratic": _made_case(_Quadratic, unit=True, rough=True),
-    "nflows-quadratic-tails": _made_case(_Quadratic, rough=True, tails="linear", tail_bound=3.0),
-    "nflows-cubic": _made_case(
-        nflows_ar.MaskedPiecewiseCubicAutoregressiveTransform, unit=True, rough=True, num_bins=6
-    ),
+    "nflows-quadratic": _made_case(_Quadratic, unit=True),
+    "nflows-quadratic-tails": _made_case(_Quadratic, tails="linear", tail_bound=3.0),
+    "nflows-cubic": _made_case(nflows_ar.MaskedPiecewiseCubicAutoregressiveTransform, unit=True, num_bins=6),
     "nflows-rq": _made_case(_RQ, unit=True),
     "nflows-rq-tails": _made_case(_RQ, tails="linear", tail_bound=3.0),
     "nflows-rq-uneven": _made_case(_RQ, tails="linear", tail_bound=3.0, min_bin_width=1e-2),

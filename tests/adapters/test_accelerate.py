@@ -30,26 +30,45 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return decode(block, z, *args, **options)
 
     monkeypatch.setattr(foreign, "decode", counted)
-    monkeypatch.setattr(foreign, "pays", lambda about, n: n > 0)
+    monkeypatch.setattr(foreign, "least", lambda about: 1)
     return calls
 
 
-def close(a: Tensor, b: Tensor, tol: float) -> bool:
-    return bool(((a - b).abs() <= tol * b.abs().clamp_min(1)).all())
+def close(a: Tensor, b: Tensor, tol: float | Tensor) -> bool:
+    return bool((relative(a, b) <= tol).all())
 
 
-def tolerance(case: Case, model: nn.Module, z: Tensor, c: Tensor | None) -> float:
-    """What can be asked: bisection leaves an error, and some formulas cancel in float32."""
-    tol = DTYPES[z.dtype]
+def relative(a: Tensor, b: Tensor) -> Tensor:
+    """The largest difference in each row."""
+    ratio = (a - b).abs() / b.abs().clamp_min(1)
+    return ratio.flatten(1).amax(1) if ratio.ndim > 1 else ratio
+
+
+def tolerance(case: Case, model: nn.Module, z: Tensor, c: Tensor | None) -> float | Tensor:
+    """What can be asked: bisection leaves an error, and so does the original itself in float32."""
     if case.bisection:
         x = case.run(model, z, c)[0]
         again = case.run(model, case.forward(model, x, c), c)[0]
-        tol = max(1e-5, 3 * float((again - x).abs().max()))
-    elif case.rough and z.dtype == torch.float32:
-        exact = case.run(copy.deepcopy(model).double(), z.double(), None if c is None else c.double())
-        errors = [float((a - b).abs().max()) for a, b in zip(case.run(model, z, c), exact, strict=True)]
-        tol = max(tol, *(3 * e for e in errors))
-    return tol
+        return max(1e-5, 3 * float((again - x).abs().max()))
+    return own_error(case, model, z, c) if z.dtype == torch.float32 else DTYPES[z.dtype]
+
+
+def own_error(case: Case, model: nn.Module, z: Tensor, c: Tensor | None) -> Tensor:
+    """Three times the error of the original in each row, 1e-5 at least and 1e-3 at most.
+
+    Which way a value is rounded is chance, and another on another CPU: so the original is looked at in
+    several points a rounding apart, each against float64."""
+    exact_model, exact_c = copy.deepcopy(model).double(), None if c is None else c.double()
+    draw = torch.Generator().manual_seed(4)
+    worst = torch.zeros(len(z))
+    for _ in range(8):
+        step = torch.randint(-1, 2, z.shape, generator=draw)
+        near = z * (1 + step * torch.finfo(z.dtype).eps)
+        near = near.clamp(0, 1) if case.unit else near
+        values, exact = case.run(model, near, c), case.run(exact_model, near.double(), exact_c)
+        for a, b in zip(values, exact, strict=True):
+            worst = torch.maximum(worst, relative(a, b).float())
+    return (3 * worst).clamp(1e-5, 1e-3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -57,15 +76,14 @@ def tolerance(case: Case, model: nn.Module, z: Tensor, c: Tensor | None) -> floa
 def test_values_and_log_determinants(name: str, context: int, dtype: torch.dtype, sweeps: list[int]) -> None:
     case = CASES[name]
     model = case.model(context, dtype)
-    for n in (64 if case.rough else 9, 1):
+    for n in (9, 1):
         z, c = case.noise(n, dtype=dtype), context_rows(n, dtype) if context else None
         with torch.no_grad():
             x, log_det = case.run(model, z, c)
             before = z.clone()
             with jf.accelerated(model):
                 y, found = case.run(model, z, c)
-            if n > 1:
-                tol = tolerance(case, model, z, c)
+            tol = tolerance(case, model, z, c)
         assert close(y, x, tol)
         assert close(found, log_det, tol)
         assert torch.equal(z, before)

@@ -36,7 +36,7 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return calls[-1]
 
     monkeypatch.setattr(foreign, "decode", kept)
-    monkeypatch.setattr(foreign, "pays", lambda about, n: n > 0)
+    monkeypatch.setattr(foreign, "least", lambda about: 1)
     return calls
 
 

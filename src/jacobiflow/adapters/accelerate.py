@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,12 +46,13 @@ def accelerate(model: Model, tol: float = 1e-6) -> Model:
     looked, found = Counter[str](), 0
     for item in _walk(model):
         looked[type(item).__name__] += 1
-        for patch in _patches(item):
+        for patch in _patches(item, tol):
             found += 1
-            if isinstance(vars(item).get(patch.method), Patch):
-                vars(item)[patch.method].tol = tol
-            else:
-                patch(item, tol).install()
+            there = vars(item).get(patch.method)
+            if isinstance(there, Patch):
+                there.tol = tol
+            elif patch.shared().least < math.inf:  # else nothing is put in place: the original is at its best
+                patch.install()
     if not found:
         kinds = ", ".join(f"{count} {name}" for name, count in looked.items())
         raise AccelerationError(
@@ -81,13 +83,13 @@ def accelerated(model: Model, tol: float = 1e-6) -> Iterator[Model]:
                 patch.remove()
 
 
-def _patches(item: Any) -> Iterator[type[Patch]]:
+def _patches(item: Any, tol: float) -> Iterator[Patch]:
     """The patches that fit `item`; libraries that it does not come from are not imported."""
     roots = {kind.__module__.partition(".")[0] for kind in type(item).__mro__}
     for name in LIBRARIES:
         if name in roots:
-            for patch in importlib.import_module(f"jacobiflow.adapters.{name}").PATCHES:
-                if isinstance(item, patch.owners) and patch(item, 0.0).describe() is not None:
+            for kind in importlib.import_module(f"jacobiflow.adapters.{name}").PATCHES:
+                if isinstance(item, kind.owners) and (patch := kind(item, tol)).describe() is not None:
                     yield patch
 
 

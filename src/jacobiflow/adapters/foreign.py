@@ -6,8 +6,9 @@ conditioner is a masked network, how that is wired (`Foreign`). The rest is the 
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jacobiflow.adapters.conditioner import Snapshot, State, ordinary
 from jacobiflow.adapters.masked import Network, Structure, pack, structure, with_context
 from jacobiflow.core.bijectors import Bijector, Spline
 from jacobiflow.core.decode import ROUNDING, decode
@@ -31,8 +33,8 @@ MAP = 50  # what an elementwise map costs, in multiplications a parameter
 FEW = 16_384  # numbers whose rows stay in the batch when they have stopped
 COMPACT_AT = 1 / 2  # rows that have stopped leave the batch when so many are left
 PATIENCE = 16  # sweeps, and an eighth of the features more, after which rows go one position at a time
-_NOISY = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 GRADIENT_TOL = 0.01  # of tol: an error of the sample is an error of its gradient
+LOOSE = 1e-5  # of tol, from which the log-determinant is that of the answer only if it is computed there
 
 
 @dataclass(frozen=True)
@@ -75,25 +77,13 @@ class Foreign:
     length: int
     passes: int  # of the whole conditioner that the original inverse takes
     module: nn.Module  # all that has weights
-    conditioner: nn.Module
+    contexts: tuple[int, ...]  # features of context that it takes; 0: none
     theta: Callable[[Tensor, Tensor | None], Tensor]  # x [n, T], context [n, C] -> [n, T, P]
     bijector: Bijector
     network: Network  # the wiring of the conditioner
     indexed: bool = False  # whether the bijector takes the feature as a last parameter
     resolution: float = 0.0  # of the elementwise inverse, if that is itself an approximation
     ours: bool = True  # whether the elementwise map is our own code
-
-
-def state(net: nn.Module) -> tuple[list[Tensor], bool]:
-    """All tensors of a network, and whether it computes the same every time: no batch norm or dropout
-    in training."""
-    tensors: list[Tensor] = []
-    at_rest = True
-    for m in net.modules():
-        tensors += [t for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
-        if m.training and isinstance(m, _NOISY):
-            at_rest &= isinstance(m, nn.modules.dropout._DropoutNd) and m.p == 0
-    return tensors, at_rest
 
 
 @dataclass
@@ -179,10 +169,16 @@ class ForeignBlock:
 
 
 class Solver:
-    """Solves one foreign transform; keeps its packed weights as long as they do not change."""
+    """Solves one foreign transform; keeps its packed weights as long as they do not change.
+
+    It has slots and no attributes: sbi walks through all that has, and writes into it.
+    """
+
+    __slots__ = ("about", "least", "masks", "order", "packed", "structure", "units", "watch")
 
     def __init__(self, about: Foreign) -> None:
         self.about = about
+        self.least = least(about)
         self.structure: Structure | None = None
         self.units: tuple[Tensor, ...] = ()
         self.order: Tensor | None = None
@@ -190,24 +186,46 @@ class Solver:
         self.masks: list[Tensor] = []
         self.watch = Watch()
 
-    def refresh(self) -> bool:
+    def refresh(self, parts: Iterable[nn.Module], describe: Callable[[], Foreign | None]) -> bool:
         """Look at the weights again. False where sweeps would be wrong: the conditioner is not the same
         every time, or its masks are not those of an autoregressive map."""
-        net = self.about.network
-        tensors, at_rest = state(self.about.conditioner)
-        if not at_rest:
+        state = State(parts)
+        if not state.steady:
             return False
-        if self.watch.changed(tensors):
-            masks = [link.mask for link in net.links]
-            known = len(masks) == len(self.masks)
-            if not known or any(not torch.equal(a, b) for a, b in zip(masks, self.masks, strict=True)):
-                self.masks, self.structure = masks, structure(net)
-            if self.structure is not None:
-                self.units = tuple(u.to(tensors[0].device) for u in self.structure.units)
-                natural = bool((self.structure.order == torch.arange(self.about.length)).all())
-                self.order = None if natural else self.units[0]
-                self.packed = None if net.activation is None else pack(net, self.structure)
+        if self.watch.changed(state.tensors):
+            about = describe()  # layers may have been replaced, too
+            if about is None:
+                self.watch.forget()
+                return False
+            self.about, self.least = about, least(about)
+            self._pack(state)
         return self.structure is not None
+
+    def _pack(self, state: State) -> None:
+        net = self.about.network
+        masks = [link.mask for link in net.links]
+        known = len(masks) == len(self.masks)
+        if not known or any(not torch.equal(a, b) for a, b in zip(masks, self.masks, strict=True)):
+            self.masks, self.structure = masks, structure(net)
+        if self.structure is not None:
+            self.units = tuple(u.to(masks[0].device) for u in self.structure.units)
+            natural = bool((self.structure.order == torch.arange(self.about.length)).all())
+            self.order = None if natural else self.units[0]
+            self.packed = pack(net, self.structure) if net.activation is not None and state.bare else None
+
+    def fits(self, z: Tensor, context: Tensor | None) -> bool:
+        """Whether the transform takes such rows; what to say of others is the original's business."""
+        weight = self.about.network.links[0].linear.weight
+        given = (z,) if context is None else (z, context)
+        width = 0
+        if context is not None:
+            width = context.shape[-1] if context.ndim == 2 and len(context) in (1, len(z)) else -1
+        return (
+            z.ndim == 2
+            and z.shape[1] == self.about.length
+            and width in self.about.contexts
+            and all(t.dtype is weight.dtype and t.device == weight.device for t in given)
+        )
 
     def bind(self, context: Tensor | None) -> ForeignBlock:
         """The block for these rows of context."""
@@ -229,8 +247,12 @@ class Solver:
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.tensors()))
         tol = tolerance(tol, z.dtype, wanted, self.about.resolution)
         x, log_det = self._decode(block, seq, tol)
+        if tol > LOOSE:
+            with torch.no_grad():
+                log_det = -block.forward(x, block.params(x, 0, block.length))[1].flatten(1).sum(1)
         if wanted:
-            x, log_det = attach(block, seq, x, log_det, tol=tol)
+            lent = Snapshot(self.about.module).lent
+            x, log_det = attach(block, seq, x, log_det, tol=tol, lent=lent)
         x = x.squeeze(-1)
         return x if block.order is None else x[:, torch.argsort(block.order)], log_det
 
@@ -323,6 +345,10 @@ class Patch:
         if self.before is not None:
             setattr(self.owner, self.method, self.before)
 
+    def parts(self) -> Iterable[nn.Module]:
+        """The modules that parameters are computed by."""
+        raise NotImplementedError
+
     def shared(self) -> Solver:
         """The solver of this owner."""
         if self.solver is None:
@@ -331,22 +357,26 @@ class Patch:
             self.solver = Solver(about)
         return self.solver
 
-    def ready(self, z: Tensor) -> Solver | None:
+    def ready(self, z: Tensor, context: Tensor | None = None) -> Solver | None:
         """The solver if sweeps are right and worth while for z [n, T]; else the original must run."""
         solver = self.shared()
-        fits = z.ndim == 2 and z.shape[1] == solver.about.length and pays(solver.about, len(z))
-        return solver if fits and solver.refresh() else None
+        if not solver.least <= len(z) or not ordinary(z):
+            return None
+        right = solver.refresh(self.parts(), self.describe) and solver.fits(z, context)
+        return solver if right else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "solver": None}
 
 
-def pays(about: Foreign, n: int) -> bool:
-    """Whether sweeps, or single positions from a cache, can be expected to beat the original."""
-    if n == 0 or about.passes < SMALL:
-        return False
-    cached = about.network.activation is not None
-    return about.passes >= MANY or (cached and work(about.network, n) > BUSY)
+def least(about: Foreign) -> float:
+    """How many rows it takes for sweeps, or single positions from a cache, to be expected to beat the
+    original; infinity if no number does."""
+    if about.passes < SMALL:
+        return math.inf
+    if about.passes >= MANY:
+        return 1
+    return math.inf if about.network.activation is None else BUSY / work(about.network, 1)
 
 
 def work(net: Network, n: int) -> float:

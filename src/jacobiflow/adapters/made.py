@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from jacobiflow.adapters.conditioner import runs_as
 from jacobiflow.adapters.foreign import Foreign, ForeignMap, Patch
 from jacobiflow.adapters.masked import Link, Network, elementwise
 from jacobiflow.core.bijectors import Bijector
@@ -19,8 +20,11 @@ class MadeInverse(Patch):
 
     method = "inverse"
 
+    def parts(self) -> Iterable[nn.Module]:
+        return (self.owner.autoregressive_net,)
+
     def __call__(self, inputs: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        solver = self.ready(inputs)
+        solver = self.ready(inputs, context)
         if solver is None:
             return self.original()(inputs, context)  # type: ignore[no-any-return]
         return solver.solve(inputs, context, self.tol)
@@ -44,13 +48,22 @@ def foreign(owner: Any, map_: Bijector, network: Network, **options: Any) -> For
         length=length,
         passes=length,
         module=owner,
-        conditioner=net,
         theta=lambda x, context: net(x, context).view(len(x), length, -1),
         bijector=map_,
         network=network,
         ours=not isinstance(map_, ForeignMap),
         **options,
     )
+
+
+def known(net: Any, layer: type[nn.Module], *blocks: type[nn.Module]) -> bool:
+    """Whether all layers of a MADE are the library's own."""
+    linears = [net.initial_layer, net.final_layer]
+    for block in net.blocks:
+        if not runs_as(block, *blocks):
+            return False
+        linears += block.linear_layers if hasattr(block, "linear_layers") else [block.linear]
+    return all(runs_as(linear, layer) for linear in linears)
 
 
 def network(

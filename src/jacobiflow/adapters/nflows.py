@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from nflows.transforms import autoregressive as ar
-from nflows.transforms.made import MADE
+from nflows.transforms.made import MADE, MaskedFeedforwardBlock, MaskedLinear, MaskedResidualBlock
 from nflows.transforms.splines.cubic import cubic_spline
 from nflows.transforms.splines.linear import linear_spline
 from nflows.transforms.splines.quadratic import quadratic_spline, unconstrained_quadratic_spline
@@ -17,6 +17,7 @@ from nflows.transforms.splines.rational_quadratic import (
 from torch import Tensor
 
 from jacobiflow.adapters import made
+from jacobiflow.adapters.conditioner import runs_as
 from jacobiflow.adapters.foreign import Foreign, ForeignMap, SoftplusSpline, cut
 from jacobiflow.core.bijectors import Bijector, ScaleAffine
 
@@ -29,7 +30,8 @@ class Inverse(made.MadeInverse):
     def describe(self) -> Foreign | None:
         net = self.owner.autoregressive_net
         bijector = made.bijector(self.owner, _MAPS)
-        if bijector is None or type(net).forward is not MADE.forward:
+        kinds = MaskedFeedforwardBlock, MaskedResidualBlock
+        if bijector is None or not runs_as(net, MADE) or not made.known(net, MaskedLinear, *kinds):
             return None
         given = hasattr(net, "context_layer")
 
@@ -39,7 +41,8 @@ class Inverse(made.MadeInverse):
         network = made.network(
             net, net.activation, first_active=True, given=first if given else None, inside=given
         )
-        return made.foreign(self.owner, bijector, network)
+        contexts = (0, net.context_layer.in_features) if given else (0,)
+        return made.foreign(self.owner, bijector, network, contexts=contexts)
 
 
 PATCHES = (Inverse,)

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from normflows.flows.affine import autoregressive as affine
 from normflows.flows.neural_spline import autoregressive as spline
-from normflows.nets.made import MADE, MaskedResidualBlock
+from normflows.nets.made import MADE, MaskedFeedforwardBlock, MaskedLinear, MaskedResidualBlock
 from normflows.utils import splines
 from torch import Tensor
 
 from jacobiflow.adapters import made
+from jacobiflow.adapters.conditioner import runs_as
 from jacobiflow.adapters.foreign import Foreign, ForeignMap, SoftplusSpline, cut
 from jacobiflow.core.bijectors import Bijector, ScaleAffine
 
@@ -25,7 +26,10 @@ class Inverse(made.MadeInverse):
     def describe(self) -> Foreign | None:
         net = self.owner.autoregressive_net
         bijector = made.bijector(self.owner, _MAPS)
-        if bijector is None or type(net).forward is not MADE.forward or not len(net.blocks):
+        kinds = MaskedFeedforwardBlock, MaskedResidualBlock
+        if bijector is None or not runs_as(net, MADE) or not made.known(net, MaskedLinear, *kinds):
+            return None
+        if not len(net.blocks):
             return None
         given = hasattr(net, "context_layer")
         activation = net.blocks[0].activation
@@ -42,7 +46,9 @@ class Inverse(made.MadeInverse):
             inside=False,
         )
         indexed = isinstance(bijector, ForeignMap) and bijector.indexed
-        return made.foreign(self.owner, bijector, network, indexed=indexed)
+        # Plain blocks refuse context.
+        contexts = (0, net.context_layer.in_features) if gated else (0,)
+        return made.foreign(self.owner, bijector, network, indexed=indexed, contexts=contexts)
 
 
 PATCHES = (Inverse,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch.nn.functional as F
 from pyro.distributions import transforms
 from pyro.distributions.transforms.spline import _monotonic_rational_spline
 from pyro.nn import AutoRegressiveNN, ConditionalAutoRegressiveNN
-from torch import Tensor
+from pyro.nn.auto_reg_nn import MaskedLinear
+from torch import Tensor, nn
 
+from jacobiflow.adapters.conditioner import runs_as
 from jacobiflow.adapters.foreign import Foreign, ForeignMap, Patch
 from jacobiflow.adapters.masked import Link, Network, elementwise
 from jacobiflow.core.bijectors import Bijector
@@ -28,21 +31,27 @@ class Inverse(Patch):
         net, _ = _bound(self.owner.arn)
         plain = next(kind for kind in self.owners if isinstance(self.owner, kind))
         changed = any(getattr(type(self.owner), m) is not getattr(plain, m) for m in ("_call", "_inverse"))
-        if changed or type(net) not in (AutoRegressiveNN, ConditionalAutoRegressiveNN):
+        if changed or not runs_as(net, AutoRegressiveNN, ConditionalAutoRegressiveNN):
+            return None
+        layers = (*net.layers, *(() if net.skip_layer is None else (net.skip_layer,)))
+        if not all(runs_as(layer, MaskedLinear) for layer in layers):
             return None
         return describe(self.owner, net)
+
+    def parts(self) -> Iterable[nn.Module]:
+        return (_bound(self.owner.arn)[0],)
 
     def __call__(self, y: Tensor) -> Tensor:
         _, context = _bound(self.owner.arn)
         flat = y.reshape(-1, y.shape[-1])
-        solver = self.ready(flat)
-        if solver is None:
-            return self.original()(y)  # type: ignore[no-any-return]
         if context is not None:
             rows = context.reshape(-1, context.shape[-1])
-            if len(rows) > 1:
+            if len(rows) > 1 and context.ndim <= y.ndim:
                 rows = context.expand(*y.shape[:-1], -1).reshape(-1, context.shape[-1])
             context = rows
+        solver = self.ready(flat, context)
+        if solver is None:
+            return self.original()(y)  # type: ignore[no-any-return]
         x = solver.solve(flat, context, self.tol)[0].view(y.shape)
         self.owner._call(x)
         return x
@@ -97,7 +106,7 @@ def describe(owner: Any, net: Any) -> Foreign:
         length=net.input_dim,
         passes=net.input_dim,
         module=net,
-        conditioner=net,
+        contexts=(net.context_dim,),
         theta=theta,
         bijector=bijector,
         network=_network(net),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,6 +18,7 @@ from zuko.flows.autoregressive import MaskedAutoregressiveTransform
 from zuko.nn import MaskedLinear, MaskedMLP, Residual
 from zuko.utils import unpack
 
+from jacobiflow.adapters.conditioner import runs_as
 from jacobiflow.adapters.foreign import Foreign, Patch
 from jacobiflow.adapters.masked import Link, Network, elementwise
 from jacobiflow.core.bijectors import Bijector, Spline
@@ -33,6 +35,9 @@ class Lazy(Patch):
         if type(self.owner).forward is not plain.forward or type(self.owner).meta is not plain.meta:
             return None
         return describe(self.owner)
+
+    def parts(self) -> Iterable[nn.Module]:
+        return _parts(self.owner)
 
     def __call__(self, c: Tensor | None = None) -> Transform:
         transform: Transform = self.original()(c)
@@ -55,6 +60,9 @@ class Inverse(Patch):
             return None
         return describe(lazy)
 
+    def parts(self) -> Iterable[nn.Module]:
+        return _parts(self.owner.meta.func.__self__)
+
     def __call__(self, y: Tensor) -> Tensor:
         (context,) = self.owner.meta.args
         shape = y.shape
@@ -66,7 +74,7 @@ class Inverse(Patch):
             if len(rows) > 1:
                 rows = context.expand(*batch, context.shape[-1]).reshape(-1, context.shape[-1])
             shape = torch.Size((*batch, shape[-1]))
-        solver = self.ready(flat)
+        solver = self.ready(flat, rows)
         if solver is None:
             return self.original()(y)  # type: ignore[no-any-return]
         return solver.solve(flat, rows, self.tol)[0].view(shape)
@@ -79,16 +87,19 @@ def describe(lazy: Any) -> Foreign | None:
     """None where the univariate map is a network that cannot be cut into features."""
     length = lazy.hyper.out_features // lazy.total
     bijector = _bijector(lazy, length)
-    if bijector is None or type(lazy.hyper) is not MaskedMLP:
+    if bijector is None or not runs_as(lazy.hyper, MaskedMLP):
+        return None
+    network = _network(lazy.hyper, length)
+    if network is None:
         return None
     return Foreign(
         length=length,
         passes=lazy.passes,
         module=lazy,
-        conditioner=lazy,
+        contexts=(network.links[0].linear.in_features - length,),
         theta=lambda x, c: lazy.hyper(x if c is None else torch.cat((x, c), -1)).view(len(x), length, -1),
         bijector=bijector,
-        network=_network(lazy.hyper, length),
+        network=network,
         indexed=isinstance(bijector, Univariate) and bijector.stack is not None,
         resolution=bijector.resolution if isinstance(bijector, Univariate) else 0.0,
         ours=not isinstance(bijector, Univariate),
@@ -197,17 +208,27 @@ def _sliced(module: nn.Module, features: Tensor) -> nn.Module:
     return cut
 
 
-def _network(hyper: Any, length: int) -> Network:
-    """The wiring of a MaskedMLP: linear maps with activations between, or residual blocks."""
+def _parts(lazy: Any) -> Iterable[nn.Module]:
+    """What computes parameters, and the univariate map if that has weights."""
+    return (lazy.hyper, lazy.univariate) if isinstance(lazy.univariate, nn.Module) else (lazy.hyper,)
+
+
+def _network(hyper: Any, length: int) -> Network | None:
+    """The wiring of a MaskedMLP: linear maps with activations between, or residual blocks. None if it has
+    linear maps that are not zuko's."""
     links: list[Link] = []
     kinds: dict[str, nn.Module] = {}
     active = False
     for layer in hyper:
-        if isinstance(layer, MaskedLinear):
+        if runs_as(layer, MaskedLinear):
             links.append(Link(layer, len(links), active))
             active = False
-        elif type(layer) is Residual and not active:
+        elif isinstance(layer, nn.Linear) or (isinstance(layer, Residual) and active):
+            return None
+        elif isinstance(layer, Residual):
             first, kind, second = layer
+            if not runs_as(layer, Residual) or not all(runs_as(m, MaskedLinear) for m in (first, second)):
+                return None
             kinds[repr(kind)] = kind
             links.append(Link(first, len(links), False))
             links.append(Link(second, len(links), skip=len(links) - 1))

@@ -9,6 +9,8 @@ them. Only one evaluation of the block is kept in memory, however many sweeps th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,23 +18,41 @@ from torch import Tensor
 
 from jacobiflow.core.types import Block
 
+Lent = Callable[[], AbstractContextManager[None]]
 
-def attach(block: Block, z: Tensor, x: Tensor, log_det: Tensor, *, tol: float) -> tuple[Tensor, Tensor]:
+
+def attach(
+    block: Block, z: Tensor, x: Tensor, log_det: Tensor, *, tol: float, lent: Lent | None = None
+) -> tuple[Tensor, Tensor]:
     """x [N, T, D] and log_det [N] as differentiable functions of z and of `block.tensors()`.
 
     x must solve the block for z: what is left of its error biases the gradients. tol bounds the
     last update of v, relative to the largest entry of v in that sample. First derivatives only.
+    lent: gives the block the tensors that it has now while it is evaluated in the backward pass. Without
+    it they must still be there: weights that were replaced in between are an error.
+
+    Samples that are not finite take nothing from the gradients of the others, if the loss leaves them out.
     """
-    out: tuple[Tensor, Tensor] = _Implicit.apply(block, tol, x, log_det, z, *block.tensors())  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, Tensor] = _Implicit.apply(block, tol, lent, x, log_det, z, *block.tensors())  # type: ignore[no-untyped-call]
     return out
 
 
 class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, block: Block, tol: float, x: Tensor, log_det: Tensor, z: Tensor, *tensors: Tensor
+        ctx: Any,
+        block: Block,
+        tol: float,
+        lent: Lent | None,
+        x: Tensor,
+        log_det: Tensor,
+        z: Tensor,
+        *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.block, ctx.tol = block, tol
+        ctx.block, ctx.tol, ctx.lent = block, tol, lent
+        # Inputs may be kept as they are. Saved as well, so that autograd notices writes to them; what it
+        # hands back need not be the tensors that the block computes with.
+        ctx.tensors, ctx.places = tensors, [t.data_ptr() for t in tensors]
         ctx.save_for_backward(x, z, *tensors)
         return x.clone(), log_det.clone()
 
@@ -43,21 +63,42 @@ class _Implicit(torch.autograd.Function):
                 "second derivatives of decoded samples are not supported; "
                 "differentiate flow.encode instead, or drop create_graph=True"
             )
-        grad_x, grad_log_det = grads
-        x, z, *tensors = ctx.saved_tensors
+        x, z, *_ = ctx.saved_tensors
         block: Block = ctx.block
-        wanted = [t for t, need in zip((z, *tensors), ctx.needs_input_grad[4:], strict=True) if need]
-        with torch.enable_grad():
-            x, z_in = x.detach().requires_grad_(), z.detach().requires_grad_()
-            new, slope = block.inverse(z_in, block.params(x, 0, block.length))
+        _check(ctx.tensors, ctx.places, block.tensors() if ctx.lent is None else ctx.tensors)
+        grad_x, grad_log_det = grads
+        x, z = _without_lost(x, z, grad_x, grad_log_det)
+        with torch.enable_grad(), ctx.lent() if ctx.lent is not None else nullcontext():
+            x, z = x.detach().requires_grad_(), z.detach().requires_grad_()
+            new, slope = block.inverse(z, block.params(x, 0, block.length))
             log_det = slope.flatten(1).sum(1)
-        leaves = [z_in if t is z else t for t in wanted]
+        needed = ctx.needs_input_grad[5:]
+        leaves = [t for t, need in zip((z, *ctx.tensors), needed, strict=True) if need]
         v = _solve(new, log_det, x, grad_x, grad_log_det, ctx.tol)
         outputs, pulls = [new], [v]
         if log_det.requires_grad:  # that of a mere shift is constant
             outputs, pulls = [new, log_det], [v, grad_log_det]
         found = iter(torch.autograd.grad(outputs, leaves, pulls, allow_unused=True))
-        return (None, None, None, None, *(next(found) if need else None for need in ctx.needs_input_grad[4:]))
+        return (None, None, None, None, None, *(next(found) if need else None for need in needed))
+
+
+def _check(tensors: Sequence[Tensor], places: Sequence[int], now: Sequence[Tensor]) -> None:
+    """What gradients are asked for must be what the block will be evaluated with."""
+    same = len(now) == len(tensors) and all(a is b for a, b in zip(tensors, now, strict=True))
+    if not same or any(t.data_ptr() != place for t, place in zip(tensors, places, strict=True)):
+        raise RuntimeError(
+            "weights were replaced between sampling and the backward pass: "
+            "call backward before they change, or sample again"
+        )
+
+
+def _without_lost(x: Tensor, z: Tensor, g: Tensor, g_log_det: Tensor) -> tuple[Tensor, Tensor]:
+    """Samples without a finite answer that the loss leaves out, replaced by a point where 0 stays 0."""
+    lost = ~x.isfinite().flatten(1).all(1)
+    if bool(lost.any()):
+        where = (lost & (g == 0).flatten(1).all(1) & (g_log_det == 0))[:, None, None]
+        x, z = x.masked_fill(where, 0), z.masked_fill(where, 0)
+    return x, z
 
 
 def _solve(new: Tensor, log_det: Tensor, x: Tensor, g: Tensor, g_log_det: Tensor, tol: float) -> Tensor:

@@ -1,0 +1,102 @@
+"""What a foreign conditioner is at this moment: its tensors, its hooks, whether it is the same every time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules import module as globally
+from torch.nn.utils.weight_norm import WeightNorm
+
+_Dropout = nn.modules.dropout._DropoutNd
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+_NOISY = (_BatchNorm, _Dropout)
+_HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+
+
+class State:
+    """All tensors of some modules, and how far what they compute can be read off them.
+
+    steady: the same function every time, made of the layers alone: no batch norm or dropout in training,
+        no hooks, no method replaced.
+    bare: weights are what the layers' attributes say, which old-style weight norm sets only when called.
+    """
+
+    def __init__(self, parts: Iterable[nn.Module]) -> None:
+        self.tensors: list[Tensor] = []
+        self.steady = not any(getattr(globally, name) for name in _GLOBAL)
+        self.bare = True
+        for m in (m for part in parts for m in part.modules()):
+            self.tensors += [t for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
+            self.steady &= _steady(m)
+            if m._forward_pre_hooks:
+                self.bare = False
+                self.steady &= all(isinstance(hook, WeightNorm) for hook in m._forward_pre_hooks.values())
+
+
+def _steady(m: nn.Module) -> bool:
+    if "forward" in m.__dict__ or any(getattr(m, name) for name in _HOOKS):
+        return False
+    if isinstance(m, _BatchNorm):
+        return not m.training and m.running_mean is not None
+    return not (isinstance(m, _Dropout) and m.training and m.p > 0)
+
+
+def runs_as(m: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a module computes what one of these classes does, whatever it adds to it."""
+    return any(isinstance(m, kind) and type(m).forward is kind.forward for kind in kinds)
+
+
+def ordinary(z: Tensor) -> bool:
+    """False where the original must run to be understood: forward-mode derivatives, functional transforms,
+    tracing, and the mixed precision of autocast."""
+    return (
+        forward_ad._current_level < 0
+        and torch._C._functorch.maybe_current_level() is None
+        and not torch.is_autocast_enabled(z.device.type)
+        and torch._C._get_tracing_state() is None
+        and not torch.compiler.is_compiling()
+    )
+
+
+class Snapshot:
+    """The tensors, layers and modes that a module has now, for an evaluation later."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._slots: list[tuple[dict[str, Any], str, Any]] = []
+        self._noisy = [m for m in module.modules() if isinstance(m, _NOISY)]
+        for m in module.modules():
+            for store in (m._parameters, m._buffers, m._modules):
+                self._slots += [(store, name, value) for name, value in store.items() if value is not None]
+        self._marks = self._look()
+
+    def _look(self) -> list[tuple[int, int]]:
+        tensors = [t for _, _, t in self._slots if isinstance(t, Tensor)]
+        return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """The modules as they were, then as they are."""
+        if self._look() != self._marks:
+            raise RuntimeError(
+                "weights were overwritten between sampling and the backward pass: "
+                "call backward before the optimiser's step, or sample again"
+            )
+        others = [(s, name, s.get(name), value) for s, name, value in self._slots if s.get(name) is not value]
+        training = [m for m in self._noisy if m.training]  # sampling took place without their noise
+        try:
+            for store, name, _, value in others:
+                store[name] = value
+            for m in training:
+                m.training = False
+            yield
+        finally:
+            for store, name, now, _ in others:
+                store[name] = now
+            for m in training:
+                m.training = True
