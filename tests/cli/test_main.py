@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 import warnings
@@ -14,6 +17,7 @@ import pytest
 import torch
 
 import jacobiflow as jf
+from commands import read
 from jacobiflow.cli import main as program
 from jacobiflow.cli import models
 from jacobiflow.cli.options import listing, parse_labels, pick_device, table
@@ -22,6 +26,7 @@ from jacobiflow.training.recipe import recipe_names
 from subjects import maf
 
 COMMANDS = list(program.COMMANDS)
+EXAMPLE = re.compile(r"^(?:example:)?\s*(jacobiflow .*)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("args", [["--help"], ["-h"], []])
@@ -42,8 +47,29 @@ def test_help_fits_80_columns_and_has_an_example(run: Any, command: str) -> None
     assert ran.err == ""
     assert ran.out.startswith(f"usage: jacobiflow {command} ")
     assert [line for line in ran.out.splitlines() if len(line) > 80] == []
-    assert f"jacobiflow {command}" in ran.out.partition("example:")[2]
+    examples = [line for line in EXAMPLE.findall(ran.out) if f"jacobiflow {command} " in line + " "]
+    assert examples
+    for line in examples:
+        read(line)
     assert "\n\n\n" not in ran.out
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_the_help_of_a_recipe_fits_80_columns_too(run: Any, recipe: str) -> None:
+    ran = run("train", recipe, "--help")
+    assert ran.status == 0
+    assert [line for line in ran.out.splitlines() if len(line) > 80] == []
+    assert "--json" in ran.out
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"app"}))
+def test_every_command_that_reports_has_json_for_programs(run: Any, command: str) -> None:
+    assert "--json" in run(command, *(["mnist-cpu"] if command == "train" else []), "--help").out
+
+
+def test_what_is_off_needs_no_flag_that_says_so(run: Any) -> None:
+    assert "--no-json" not in run("models", "--help").out
+    assert "--training.no-flip" in run("train", "mnist-cpu", "--help").out  # a recipe may say either
 
 
 def test_help_uses_a_wide_terminal(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +111,55 @@ def test_wrong_options_are_one_line(run: Any, args: list[str], words: str) -> No
     assert words in text
     assert text.startswith(f"jacobiflow {args[0]}: ")
     assert text.endswith(f"; see jacobiflow {args[0]} --help")
+
+
+# Completion
+
+
+def complete(script: str, line: str, cwd: Path) -> set[str]:
+    """What Tab offers after `line`."""
+    words = " ".join(shlex.quote(word) for word in line.split(" "))
+    code = (
+        f"source {script}; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+        "_jacobiflow; printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    ran = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, cwd=cwd)
+    assert ran.stderr == ""
+    return set(ran.stdout.split())
+
+
+def test_tab_completes_names_options_and_files(run: Any, tmp_path: Path) -> None:
+    ran = run("--completion", "bash")
+    assert ran.status == 0
+    (tmp_path / "done.bash").write_text(ran.out)
+    (tmp_path / "mnist.npz").touch()
+
+    def offered(line: str) -> set[str]:
+        return complete("done.bash", line, tmp_path)
+
+    assert offered("jacobiflow ") == {*COMMANDS, "--help", "--version", "--completion"}
+    assert offered("jacobiflow t") == {"tune", "train"}
+    assert offered("jacobiflow sample m") == {"mnist", "mnist-maf", "mnist.npz"}
+    assert offered("jacobiflow train mnist-c") == {"mnist-cpu"}
+    assert offered("jacobiflow sample mnist --pl") == {"--plan"}
+    assert offered("jacobiflow sample mnist --plan s") == {"sequential", "selective"}
+    assert offered("jacobiflow train ising --target.t") == {"--target.temperature"}
+    assert offered("jacobiflow train mnist-cpu --data.source mn") == {"mnist.npz"}
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_get_the_same_names(run: Any, shell: str) -> None:
+    ran = run("--completion", shell)
+    assert ran.status == 0
+    for name in (*COMMANDS, "mnist-maf", "mnist-cpu", "max-deviation", "training.epochs", "selective"):
+        assert name in ran.out
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=ran.out, text=True, check=True)
+
+
+@pytest.mark.parametrize("args", [[], ["csh"], ["bash", "zsh"]])
+def test_a_shell_that_is_not_known(run: Any, args: list[str]) -> None:
+    assert run("--completion", *args).complaint == "jacobiflow --completion takes one of bash, zsh, fish"
 
 
 # Errors of every kind
@@ -248,7 +323,10 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert (ran.returncode, ran.stderr) in ((0, ""), (1, ""))
 
 
-HEAVY = ("matplotlib", "tyro", "PIL", "datasets", "huggingface_hub", "tensorboard", "torchvision", "sklearn")
+HEAVY = (
+    *("matplotlib", "tyro", "PIL", "torchvision", "sklearn"),
+    *("datasets", "huggingface_hub", "tensorboard", "gradio", "transformers", "torchmetrics", "diffusers"),
+)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jacobiflow.analysis.compare import Convergence
+from jacobiflow.analysis.compare import Convergence, Row
 
 
 def save_convergence(blocks: Sequence[Convergence], path: str | Path, *, title: str) -> None:
@@ -30,6 +30,32 @@ def save_convergence(blocks: Sequence[Convergence], path: str | Path, *, title: 
             ax.set_ylabel("distance from exact (l2)")
     axes.flat[0].legend(fontsize=8, loc="best")
     figure.suptitle(title, fontsize=11, parse_math=False)
+    figure.savefig(path, dpi=120)
+
+
+def save_times(rows: Sequence[Row], path: str | Path, *, title: str) -> None:
+    """Milliseconds a sample of each plan at each batch size, with the speed-up over it, as one PNG."""
+    from matplotlib.figure import Figure
+
+    plans, batches = (list(dict.fromkeys(getattr(r, name) for r in rows)) for name in ("plan", "batch"))
+    figure = Figure(figsize=(max(5.0, 1.1 * len(rows) + 1), 3.6), layout="constrained")
+    ax = figure.subplots()
+    wide = 0.8 / len(plans)
+    for i, plan in enumerate(plans):
+        mine = [r for r in rows if r.plan == plan]
+        bars = ax.bar(
+            [batches.index(r.batch) + (i - (len(plans) - 1) / 2) * wide for r in mine],
+            [1000 * r.seconds / r.batch for r in mine],
+            width=0.92 * wide,
+            color="0.6" if plan == "sequential" else f"C{i - 1}",
+            label=Path(plan).name,
+        )
+        ax.bar_label(bars, labels=[f"{r.speedup:.2g}x" for r in mine], fontsize=8, padding=1)
+    ax.set_xticks(range(len(batches)), [f"batch {b}" for b in batches])
+    ax.set_ylabel("milliseconds a sample")
+    ax.margins(y=0.15)
+    ax.legend(fontsize=8)
+    ax.set_title(title, fontsize=9, wrap=True, parse_math=False)
     figure.savefig(path, dpi=120)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 COMMANDS = {
     "sample": "draw samples: a picture, a table of times and how exact they are",
     "tune": "find the fastest plan of a flow on this machine, and keep it",
+    "bench": "time plans against sequential decoding on this machine",
     "train": "train a flow by a recipe, on one process or many",
     "evaluate": "measure how good a model's samples are",
     "convert": "turn a public TarFlow checkpoint into a jacobiflow folder",
@@ -28,7 +29,9 @@ def overview() -> str:
         "Fast sampling of autoregressive normalizing flows.\n\n"
         f"commands:\n{rows}\n\n"
         "example:\n  jacobiflow sample mnist -n 16 --labels 0-9 --out out\n\n"
-        "`jacobiflow COMMAND --help` explains a command."
+        "`jacobiflow COMMAND --help` explains a command, `jacobiflow --version` tells the\n"
+        "version, `jacobiflow --completion bash` (or zsh, fish) prints what lets Tab\n"
+        "complete names and options."
     )
 
 
@@ -42,6 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jacobiflow import __version__
 
         print(f"jacobiflow {__version__}")
+        return 0
+    if args[0] == "--completion":
+        from jacobiflow.cli.completion import SHELLS, script
+
+        if args[1:] not in [[shell] for shell in SHELLS]:
+            print(f"jacobiflow --completion takes one of {', '.join(SHELLS)}", file=sys.stderr)
+            return 2
+        print(script(args[1]))
         return 0
     name, *rest = args
     if name not in COMMANDS:

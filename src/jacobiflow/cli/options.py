@@ -27,6 +27,9 @@ T = TypeVar("T")
 def parse(kind: type[T], args: Sequence[str], *, command: str, default: T | None = None) -> T:
     """The options of one command; a mistake is a ValueError of one line, --help ends the program."""
     extra: dict[str, Any] = {} if default is None else {"default": default}
+    marks: list[Any] = [tyro.conf.AvoidSubcommands]
+    if default is None:  # what is off needs no flag that says so; what a recipe says may be either
+        marks.append(tyro.conf.FlagCreatePairsOff)
     out, err = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding), io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(err):
@@ -35,7 +38,7 @@ def parse(kind: type[T], args: Sequence[str], *, command: str, default: T | None
                 args=list(args),
                 prog=f"jacobiflow {command}",
                 description=inspect.cleandoc(kind.__doc__ or ""),
-                config=(tyro.conf.AvoidSubcommands,),
+                config=marks,
                 **extra,
             )
     except SystemExit as stop:

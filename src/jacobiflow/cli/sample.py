@@ -51,7 +51,7 @@ class Args:
     command goes on where it was, whatever stopped it.
 
     example: jacobiflow sample mnist -n 64 --labels 0-9 --plan selective --out out
-             jacobiflow sample mnist -n 1000000 --labels 0-9 --format npz --out million
+             jacobiflow sample mnist -n 1000000 --format npz --out million
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
@@ -179,14 +179,19 @@ def check(args: Args) -> None:
         raise ValueError("-n and --repeats must be 1 or more, --time-at between 1 and -n")
     if args.seed < 0:
         raise ValueError(f"--seed must be 0 or more, not {args.seed}")
-    if not args.plan:
+    check_plans(args.plan, args.tol, args.init)
+
+
+def check_plans(plans: Sequence[str], tol: float | None, init: str | None) -> None:
+    """--plan needs a plan, and what --tol and --init are for."""
+    if not plans:
         raise ValueError("--plan needs at least one plan")
-    if args.tol is None and args.init is None:
+    if tol is None and init is None:
         return
-    own = [plan for plan in args.plan if plan not in ("sequential", *SWEPT)]
+    own = [plan for plan in plans if plan not in ("sequential", *SWEPT)]
     if own:
         raise ValueError(f"--tol and --init are for {' and '.join(SWEPT)}; {own[0]} carries its own")
-    if not set(args.plan) & set(SWEPT):
+    if not set(plans) & set(SWEPT):
         raise ValueError(f"--tol and --init are for {' and '.join(SWEPT)}; sequential decoding is exact")
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from jacobiflow.cli.options import listing, note, parse, pick_device
+from jacobiflow.cli.options import listing, note, parse, pick_device, report
 from jacobiflow.data.ising import Ising
 from jacobiflow.data.sources import DataConfig, Images, load_images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
+from jacobiflow.training.log import last
 from jacobiflow.training.loop import STEPS, Draws, Trainer, TrainingError
 from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_names
 from jacobiflow.training.world import World, leave
@@ -41,6 +42,8 @@ class Args:
     """Folder of the run."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
+    json: bool = False
+    """At the end, print JSON: what was logged last, and where the model is."""
 
 
 def usage() -> str:
@@ -77,12 +80,12 @@ def main(argv: Sequence[str]) -> None:
     )
     world = World.from_environment()
     try:
-        train(recipe, args.out, pick_device(args.device), world)
+        train(recipe, args.out, pick_device(args.device), world, as_json=args.json)
     finally:
         leave()
 
 
-def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None:
+def train(recipe: Recipe, out: Path, device: torch.device, world: World, *, as_json: bool = False) -> None:
     """Build flow and data by the recipe and run it."""
     images = load_for(recipe)
     device = world.device(device)
@@ -99,6 +102,9 @@ def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None
     trainer.run()
     if world.leader:
         note(f"done; try: jacobiflow sample {out / 'model'} -n 16 --out samples")
+        if as_json:
+            doc = {"out": str(out), "model": str(out / "model"), "parameters": count, "steps": trainer.total}
+            report(doc | {"last": last(out)}, "", as_json=True)
 
 
 def build_flow(config: Any, target: Ising | None = None) -> Flow:

@@ -59,6 +59,13 @@ class Log:
             print(" ".join(f"{k}={v:.6g}" for k, v in entry.items()), file=sys.stderr, flush=True)
 
 
+def last(folder: Path) -> dict[str, float | None]:
+    """What was logged at the last step, in one."""
+    entries = [json.loads(line) for line in _lines(folder / "log.jsonl")]
+    end = max((e["step"] for e in entries), default=0)
+    return {k: v for e in entries if e["step"] == end for k, v in e.items()}
+
+
 def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
 

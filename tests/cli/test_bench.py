@@ -1,0 +1,94 @@
+"""`jacobiflow bench`: a table, a picture and JSON that say the same, of the plans and batches asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import jacobiflow as jf
+from jacobiflow.analysis.compare import Row
+from jacobiflow.analysis.plots import save_times
+from subjects import maf, tarflow
+
+SHAPE: dict[str, Any] = {"image_size": 6, "width": 8, "head_dim": 4, "blocks": 2, "layers_per_block": 1}
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tarflow(0.25, num_classes=3, **SHAPE).save("model")
+
+
+def test_every_plan_at_every_batch(run: Any) -> None:
+    jf.Plan((jf.Method(width=1), jf.Method(tol=0.5))).save("mine.json")
+    ran = run("bench", "model", "--batch", 1, 3, "--plan", "uniform", "mine.json", "--repeats", 2, "--json")
+    assert ran.status == 0
+    doc = json.loads(ran.out)
+    assert doc == json.loads(Path("bench/bench.json").read_text())
+    plans = ("sequential", "uniform", "mine.json")
+    assert [(r["batch"], r["plan"]) for r in doc["rows"]] == [(b, p) for b in (1, 3) for p in plans]
+    flow = jf.load("model")
+    z = flow.noise(3, seed=0)
+    exact = flow.decode(z, "sequential").x
+    for row in doc["rows"][3:]:
+        out = flow.decode(z, row["plan"])
+        assert row["largest"] == pytest.approx((out.x - exact).abs().max().item())
+        assert row["sweeps"] == [b.sweeps.double().mean().item() for b in out.stats.blocks]
+    assert ran.err.splitlines().count("timing batch 3: mine.json") == 2
+    assert doc["threads"] >= 1
+    assert doc["machine"]
+    with Image.open("bench/bench.png") as picture:
+        assert min(picture.size) > 200
+
+
+def test_labels_tolerance_and_first_guess_reach_the_flow(run: Any) -> None:
+    words = "bench model --batch 3 --labels 0-2 --tol 0.01 --init zeros --repeats 1 --out here"
+    ran = run(*words.split())
+    assert ran.status == 0
+    assert max(map(len, ran.out.splitlines())) <= 100
+    row = json.loads(Path("here/bench.json").read_text())["rows"][1]
+    flow, labels = jf.load("model"), torch.tensor([0, 1, 2])
+    out = flow.decode(flow.noise(3, seed=0), "selective", tol=0.01, init="zeros", labels=labels)
+    assert row["sweeps"] == [b.sweeps.double().mean().item() for b in out.stats.blocks]
+    assert "medians of 1 alternating runs on " in ran.out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("model --batch 0", "--batch and --repeats must be 1 or more"),
+        ("model --batch", "--batch and --repeats must be 1 or more"),
+        ("model --repeats 0", "--batch and --repeats must be 1 or more"),
+        ("model --threads 0", "--threads must be 1 or more, not 0"),
+        ("model --plan", "--plan needs at least one plan"),
+        ("model --plan auto --tol 0.1", "auto carries its own"),
+        ("model --plan sequential --tol 0.1", "sequential decoding is exact"),
+        ("model --plan fast", "fast"),
+        ("model --labels 3", "outside 0-2"),
+        ("nothing", "nothing"),
+        ("context", "needs context"),
+    ],
+)
+def test_mistakes_are_one_line(run: Any, words: str, text: str) -> None:
+    maf(0.5, features=4, hidden=(6,), context=2).save("context")
+    assert text in run("bench", *words.split()).complaint
+    assert not Path("bench").exists()
+
+
+def test_the_picture_shows_every_row(tmp_path: Path) -> None:
+    numbers: dict[str, Any] = {"seconds": 0.1, "speedup": 1.0, "largest": 0.0, "mean": 0.0, "sweeps": (1.0,)}
+
+    def row(plan: str, batch: int) -> Row:
+        return Row(plan=plan, batch=batch, status="EXACT", **numbers)
+
+    few = [row("sequential", 1), row("a/$x$.json", 1)]
+    many = [row(plan, batch) for batch in (2, 4, 8) for plan in ("sequential", "b")]
+    save_times(few, tmp_path / "few.png", title="few $")
+    save_times(few + many, tmp_path / "many.png", title="")
+    with Image.open(tmp_path / "few.png") as a, Image.open(tmp_path / "many.png") as b:
+        assert b.width > a.width
