@@ -128,7 +128,11 @@ def auto_plan(
 
 
 def keep(plan: Plan, setting: Setting) -> Path | None:
-    """Where the plan was stored; a folder that cannot be written to is worth a warning, no more."""
+    """Where the plan was stored; a folder that cannot be written to is worth a warning, no more.
+
+    From now on it is the one that this process uses, whichever it used before.
+    """
+    _known[setting.path(), setting] = plan
     try:
         return store(plan, setting)
     except OSError as error:

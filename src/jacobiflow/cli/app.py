@@ -1,0 +1,42 @@
+"""`jacobiflow app`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jacobiflow.app.serve import LOOPBACK, serve
+from jacobiflow.cli.options import note, parse, pick_device
+
+
+@dataclass(frozen=True)
+class Args:
+    """Open the playground, a page for the browser.
+
+    Samples a model by sequential decoding and by a plan, side by side; walks through the sweeps of a
+    block; inverts digits that are drawn or uploaded; shows and makes the tuned plans of this machine.
+    It asks nothing of the internet. Ctrl-C ends it.
+
+    example: jacobiflow app --model mnist --port 7860
+    """
+
+    model: str = "mnist"
+    """The model shown first: a bundled name, a checkpoint folder or a hub id."""
+    port: int = 7860
+    """Port to listen on; 0 is any free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 lets other machines in."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, ..."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the command."""
+    args = parse(Args, argv, command="app")
+
+    def ready(address: str) -> None:
+        if args.host not in LOOPBACK:
+            note("everybody who can reach this machine can use the page: there is no password")
+        print(f"the playground is at {address} (Ctrl-C ends it)", flush=True)
+
+    serve(args.model, host=args.host, port=args.port, device=pick_device(args.device), ready=ready)
