@@ -106,7 +106,7 @@ def sample(
         used = flow.plan(name, n=n, **given, **auto_condition(name, cycle, guide, n))
         few = z[:FEW]
         condition = {"guidance": guide} | labelled(cycle, len(few))
-        told("how sweeps approach the exact answer")
+        told("convergence of each block")
         approach = convergence(flow, few, **condition)
     out = outs[name]
     return Sampled(

@@ -105,7 +105,7 @@ def _how(shelf: Shelf, name: str, prefix: str = "") -> tuple[gr.Dropdown, gr.Num
 
 def _status(name: str) -> gr.HTML:
     """The lines above a button: progress, or why something cannot be done."""
-    return gr.HTML(RESTING, elem_id=name, min_height=72)
+    return gr.HTML(RESTING, elem_id=name, elem_classes="jf-status", min_height=72)
 
 
 def _told(progress: gr.Progress) -> actions.Progress:
@@ -170,7 +170,7 @@ def _sample_tab(shelf: Shelf) -> None:
             gr.update(visible=bool(labels), value=0),
         ]
 
-    def draw(*values: Any, progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008
+    def draw(progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
         names = ("model", "labels", "count", "seed", "plan", "tol", "init", "guidance", "runs")
 
         def work() -> list[Any]:
@@ -280,10 +280,10 @@ def _invert_tab(shelf: Shelf) -> None:
             1,
         )
 
-    def drawing(*values: Any, progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008
+    def drawing(progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
         return run("drawing", (values[0] or "", *values[1:]), progress)
 
-    def picture(*values: Any, progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008
+    def picture(progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
         return run("upload", values, progress)
 
     asked = [model, label, plan, tol, init]
@@ -335,7 +335,7 @@ def _plan_tab(shelf: Shelf) -> None:
     def stored(*values: Any) -> list[Any]:
         return attempt(lambda: [render.tuned(actions.stored_plan(shelf, **given(values)))], 1)
 
-    def tuned(*values: Any, progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008
+    def tuned(progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
         return attempt(
             lambda: [render.tuned(actions.make_plan(shelf, **given(values), progress=_told(progress)))], 1
         )

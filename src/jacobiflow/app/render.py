@@ -255,6 +255,6 @@ def tuned(found: Tuned) -> str:
     return (
         note(f"{what}; plan auto uses this.")
         + head
-        + table(rows, "plan")
+        + table(rows, "tuned-plan")
         + note(f"measured on {m['rows']} samples of fresh noise · {where}")
     )

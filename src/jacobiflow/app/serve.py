@@ -56,8 +56,9 @@ def serve(
             theme=theme(),
             css=CSS,
         )
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        # Browsers keep a connection open; that it is cut in the end is no error.
+        logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
         ready(address)
         server.run(sockets=[door])
 
