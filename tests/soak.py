@@ -1,10 +1,13 @@
-"""Samples for as many processor seconds as it is told, at changing batch sizes (the second argument is the
-largest) and plans, and prints how memory went: the most that was held between two draws, in the warm-up and
-in each tenth of the time after it.
+"""Samples for as many seconds as it is told, at changing batch sizes (the second argument is the largest) and
+plans, and prints how memory went, after a warm-up that draws the largest batch in every way:
+
+peak: the most that was ever held, at the end of the warm-up and of each tenth of the time;
+kept: what is held between draws at those moments, once the allocator has given back what it keeps for later.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 import resource
@@ -21,9 +24,15 @@ import jacobiflow as jf
 WINDOWS = jf.Method(width=8, tol=1e-3)
 
 
-def held() -> int:
-    """Bytes of memory that this process holds now."""
+def kept() -> int:
+    """Bytes of memory that this process cannot do without."""
+    ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def peak() -> int:
+    """The most bytes that this process ever held."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def kinds() -> Iterator[tuple[jf.Flow, dict[str, Any]]]:
@@ -40,19 +49,29 @@ def kinds() -> Iterator[tuple[jf.Flow, dict[str, Any]]]:
 
 def main(seconds: float, batch: int) -> None:
     torch.set_num_threads(1)
-    draw, every, draws = random.Random(0), list(kinds()), 0
-    warm = 0
+    draw, every, draws, samples = random.Random(0), list(kinds()), 0, 0
     for _ in range(2):
         for flow, options in every:
             flow.sample(batch, seed=0, **options)
-            warm = max(warm, held())
-    began, after = time.process_time(), [0] * 10
-    while (share := (time.process_time() - began) / seconds) < 1:
-        flow, options = draw.choice(every)
-        flow.sample(draw.randint(1, batch), seed=draws, **options)
-        draws += 1
-        after[int(10 * share)] = max(after[int(10 * share)], held())
-    print(json.dumps({"draws": draws, "warm-up": warm, "after": after}))
+    found = {"peak": [peak()], "kept": [kept()]}
+    began, worked = time.monotonic(), time.process_time()
+    for tenth in range(1, 11):
+        while time.monotonic() < began + seconds * tenth / 10:
+            flow, options = draw.choice(every)
+            count = draw.randint(1, batch)
+            flow.sample(count, seed=draws, **options)
+            draws, samples = draws + 1, samples + count
+        found["peak"].append(peak())
+        found["kept"].append(kept())
+        print(found, file=sys.stderr, flush=True)
+    growth = {name: max(values) / values[0] - 1 for name, values in found.items()}
+    about = {
+        "seconds": seconds,
+        "processor": time.process_time() - worked,
+        "draws": draws,
+        "samples": samples,
+    }
+    print(json.dumps(about | found | {"growth": growth}))
 
 
 if __name__ == "__main__":

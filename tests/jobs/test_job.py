@@ -21,8 +21,8 @@ import jacobiflow as jf
 from jacobiflow.cli import job as cli
 from jacobiflow.cli import sample
 from jacobiflow.data.pictures import to_pixels
-from jacobiflow.jobs import batch, lock, manifest, progress, runner, shards
-from jacobiflow.training import world
+from jacobiflow.jobs import batch, manifest, progress, runner, shards
+from jacobiflow.training import lock, world
 from leftovers import SMALL, files, samples
 from subjects import maf, tarflow
 

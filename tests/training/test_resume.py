@@ -16,13 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from jacobiflow.cli import train as cli
 from jacobiflow.cli.main import main
-from jacobiflow.training import log, loop, state
+from jacobiflow.training import lock, log, loop, state
+from jacobiflow.training.loop import TrainingError
+from jacobiflow.training.recipe import Recipe
+from jacobiflow.training.world import World
 
 LONG = ("--training.epochs", "24", "--training.ema", "0.9", "--model.volume-preserving")  # 120 steps
 PATIENCE = 300  # seconds
@@ -247,6 +252,59 @@ def assert_nothing_lost(whole: Path, out: Path, *, damaged: bool) -> None:
     for path in whole.rglob("*"):
         if path.is_file() and not (damaged and path.name == state.FILE):
             assert (out / path.relative_to(whole)).read_bytes() == path.read_bytes()
+
+
+def test_other_images_by_the_same_name(short, recipe, refusal, tmp_path):
+    whole, _ = short
+    out = shutil.copytree(whole, tmp_path / "out")
+    with np.load(recipe.with_suffix(".npz")) as data:
+        arrays = dict(data)
+    arrays["x"] ^= 1
+    np.savez(tmp_path / "tiny.npz", **arrays)
+    line = refusal("--out", out, *SHORT, "--data.source", tmp_path / "tiny.npz")
+    assert line.startswith(f"{out} holds a run with other settings (checksum of the training images ")
+    assert_nothing_lost(whole, out, damaged=False)
+
+
+def test_a_second_training_in_one_folder(short, refusal, tmp_path, monkeypatch):
+    whole, _ = short
+    out = shutil.copytree(whole, tmp_path / "out")
+    monkeypatch.setattr(lock, "WAIT", 0.1)
+    with lock.Lock(out) as first:
+        first.alone()
+        line = refusal("--out", out, *SHORT)
+    assert line.startswith(f"{out} is in use by process {os.getpid()} on ")
+    assert line.endswith(": wait for it, or use another --out")
+    assert_nothing_lost(whole, out, damaged=False)
+
+
+def test_processes_that_read_other_images(recipe, tmp_path, monkeypatch):
+    def other(self: World, make: Any) -> Any:
+        return make() | {state.CONTENT: "of the first"}
+
+    monkeypatch.setattr(World, "share", other)
+    with pytest.raises(TrainingError, match="this process has read other images than the first"):
+        cli.train(Recipe.load(recipe), tmp_path, torch.device("cpu"), World())
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_state_that_never_ends(short, refusal, tmp_path, make):
+    whole, _ = short
+    out = shutil.copytree(whole, tmp_path / "out")
+    (out / state.FILE).unlink()
+    make(out / state.FILE)
+    assert "is damaged (it is not a plain file)" in refusal("--out", out, *SHORT)
+
+
+def test_an_optimiser_of_another_shape(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.state[model.bias]["exp_avg"] = torch.zeros(3)
+    state.save_state(tmp_path, 1, {}, model, optimizer, None)
+    with pytest.raises(state.StateError, match="what its optimiser knows of bias has another shape"):
+        state.load_state(tmp_path, {}, model, torch.optim.AdamW(model.parameters()), None)
 
 
 def test_a_folder_that_is_a_file(refusal, tmp_path):

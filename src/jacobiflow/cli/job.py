@@ -22,11 +22,11 @@ from jacobiflow.data.pictures import as_images
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import PLANS, Flow
 from jacobiflow.jobs.batch import find_batch, find_shard, size
-from jacobiflow.jobs.lock import Lock
 from jacobiflow.jobs.manifest import Job, JobError, Settings, fingerprint, versions
 from jacobiflow.jobs.progress import done
 from jacobiflow.jobs.runner import Outcome, clear, run
 from jacobiflow.jobs.shards import turn
+from jacobiflow.training.lock import Lock
 from jacobiflow.training.world import World, leave
 
 LARGEST, LARGEST_SHARD = 10**9, 10**5

@@ -20,16 +20,24 @@ class RecordError(JacobiflowError, ValueError):
 
 T = TypeVar("T")
 LARGEST = 16 * 2**20  # bytes of a config, a plan, a recipe
+NO_FILE = f"it is not a plain file of at most {LARGEST // 2**20} MiB"
 
 
 def read_text(path: Path) -> str:
     """The text of a small plain file; nothing that never ends, or that fills the memory, is begun."""
-    mode, size = (found := path.stat()).st_mode, found.st_size
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(mode) or size > LARGEST:
-        raise RecordError(f"it is not a plain file of at most {LARGEST // 2**20} MiB")
+    if check_plain(path) > LARGEST:
+        raise RecordError(NO_FILE)
     return path.read_text(encoding="utf-8")
+
+
+def check_plain(path: Path, words: str = NO_FILE) -> int:
+    """The size of a plain file; whoever opens a pipe or a device instead may wait for ever."""
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise RecordError(words)
+    return found.st_size
 
 
 def parse_json(text: str) -> Any:

@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from jacobiflow.core.records import RecordError, build, parse_json, read_text
+from jacobiflow.core.records import RecordError, build, check_plain, parse_json, read_text
 from jacobiflow.core.types import JacobiflowError
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
@@ -217,6 +217,7 @@ def bundled_names() -> list[str]:
 def _read(folder: Path, dtype: torch.dtype) -> Flow:
     path, doc = folder / WEIGHTS, _read_doc(folder / CONFIG)
     try:
+        check_plain(path, "it is not a plain file")
         with safe_open(path, framework="pt") as f:
             mark, total = _header(f)
             doc = _choose(doc, mark)

@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,12 @@ from jacobiflow.data.ising import Ising
 from jacobiflow.data.pictures import save_grid
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Batch, prepare
+from jacobiflow.flows.checkpoint import checksum
 from jacobiflow.flows.flow import Flow, standard_normal
+from jacobiflow.training.lock import Lock
 from jacobiflow.training.log import Log
 from jacobiflow.training.recipe import Recipe, TrainingConfig
-from jacobiflow.training.state import load_state, save_state
+from jacobiflow.training.state import CONTENT, load_state, save_state
 from jacobiflow.training.world import StopKey, World
 
 # What may change when a run goes on: it decides what is written, or how a step is computed, not what it is.
@@ -108,6 +110,18 @@ class Trainer:
         )
         self.average = copy.deepcopy(flow) if config.ema else None
         self.loss = self._loss_module()
+        self.content = self._content()
+
+    def _content(self) -> dict[str, Any]:
+        """What names the training images, the same for all processes: a run goes on with its own only."""
+        found: dict[str, Any] = {"training images": len(self.train)}
+        if isinstance(self.train, Images):
+            parts = {"pixels": self.train.pixels}
+            parts |= {} if self.train.labels is None else {"labels": self.train.labels}
+            found[CONTENT] = checksum(parts)
+        if found != self.world.share(lambda: found):
+            raise TrainingError("this process has read other images than the first: give all the same data")
+        return found
 
     def _loss_module(self) -> nn.Module:
         loss: nn.Module = _loss(self.flow, self.recipe)
@@ -124,7 +138,6 @@ class Trainer:
 
     def resume(self) -> int:
         """The step to go on from; 0 for a new run."""
-        self.out.mkdir(parents=True, exist_ok=True)
         return load_state(self.out, self._settings(), self.flow, self.optimizer, self.average)
 
     def save(self, step: int) -> None:
@@ -136,10 +149,23 @@ class Trainer:
         doc = json.loads(json.dumps(self.recipe.to_dict()))
         tables = ("model", "data", "training", *(("target",) if self.recipe.target else ()))
         flat = {f"{t}.{k}": v for t in tables for k, v in doc[t].items()}
-        return {"training images": len(self.train)} | {k: v for k, v in flat.items() if k not in FREE}
+        return self.content | {k: v for k, v in flat.items() if k not in FREE}
 
     def run(self) -> None:
         """Train to the end, going on from the last checkpoint in `out` if there is one."""
+        with ExitStack() as held:
+            self.world.share(lambda: self._claim(held))
+            self._run()
+
+    def _claim(self, held: ExitStack) -> None:
+        """The folder is ours until `held` ends: two trainings would overwrite each other's state."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            held.enter_context(Lock(self.out)).alone()
+        except OSError as error:
+            raise TrainingError(f"--out {self.out} cannot be written to: {error.strerror}") from None
+
+    def _run(self) -> None:
         step = self.resume()
         order = batches(len(self.train), self.config.batch_size, self.config.seed, step)
         began, seen = time.perf_counter(), 0

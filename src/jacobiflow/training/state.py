@@ -11,10 +11,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from jacobiflow.core.records import check_plain
 from jacobiflow.core.types import JacobiflowError
 from jacobiflow.flows.checkpoint import checksum, write_atomically
 
 FILE = "state.safetensors"
+CONTENT = "checksum of the training images"
 
 
 class StateError(JacobiflowError, ValueError):
@@ -57,6 +59,7 @@ def load_state(
     if not path.exists():
         return 0
     try:
+        check_plain(path, "it is not a plain file")
         with safe_open(path, framework="pt") as f:
             about = json.loads(f.metadata()["about"])
             _compare(folder, about["settings"], settings)
@@ -71,6 +74,8 @@ def load_state(
             slot, _, name = key.partition(".")
             slots.setdefault(name, {})[slot] = value
         for name, p in model.named_parameters():
+            if any(k != "step" and v.shape != p.shape for k, v in slots.get(name, {}).items()):
+                raise ValueError(f"what its optimiser knows of {name} has another shape")
             if name in slots:
                 optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in slots[name].items()}
         return int(about["step"])
@@ -82,7 +87,10 @@ def load_state(
 
 
 def _compare(folder: Path, found: dict[str, Any], mine: dict[str, Any]) -> None:
-    changed = [f"{k} {found[k]}, now {mine[k]}" for k in mine if k in found and mine[k] != found[k]]
+    names = [k for k in mine if k in found and mine[k] != found[k]]
+    if len(names) > 1:  # other settings bring other images: they are what to say
+        names = [k for k in names if k != CONTENT]
+    changed = [f"{k} {found[k]}, now {mine[k]}" for k in names]
     if changed:
         raise StateError(
             f"{folder} holds a run with other settings ({'; '.join(changed)}): "

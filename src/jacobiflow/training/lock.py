@@ -1,4 +1,4 @@
-"""One job a folder: the first process locks it alone, then all processes of the job share the lock."""
+"""One job or training a folder: the first process locks it alone; those of a job then share the lock."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import warnings
 from pathlib import Path
 from types import TracebackType
 
-from jacobiflow.jobs.manifest import JobError
+from jacobiflow.core.types import JacobiflowError
 
 FILE = ".lock"
 WAIT = 3.0  # seconds that processes of a killed job may take to vanish
 UNKNOWN = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # of file systems without locks
+
+
+class LockError(JacobiflowError):
+    """A folder that somebody else works in."""
 
 
 class Lock:
@@ -33,7 +37,7 @@ class Lock:
             if time.monotonic() > ending:
                 self.file.seek(0)
                 who = self.file.read(200).strip() or "another process"
-                raise JobError(f"{self.folder} is in use by {who}: wait for it, or use another --out")
+                raise LockError(f"{self.folder} is in use by {who}: wait for it, or use another --out")
             time.sleep(0.05)
         self.file.truncate(0)
         self.file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -42,7 +46,7 @@ class Lock:
     def together(self) -> None:
         """The other processes of this job may take part; no other job can come."""
         if not self._try(fcntl.LOCK_SH):
-            raise JobError(f"{self.folder} is in use by another job: wait for it, or use another --out")
+            raise LockError(f"{self.folder} is in use by another job: wait for it, or use another --out")
 
     def _try(self, kind: int) -> bool:
         try:
