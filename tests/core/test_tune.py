@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import pytest
 import torch
@@ -99,9 +100,9 @@ class Bench:
         )
         return [(Priced(b, self.clock, *p), order) for (b, order), p in zip(blocks, self.prices, strict=True)]
 
-    def tune(self, bound: float = BOUND) -> jf.Plan:
+    def tune(self, bound: float = BOUND, **options: Any) -> jf.Plan:
         stack = self.stack(2 * self.rows)
-        return tune(stack, self.z, batch=self.batch, max_deviation=bound, clock=self.clock)
+        return tune(stack, self.z, batch=self.batch, max_deviation=bound, clock=self.clock, **options)
 
     def solve(self, plan: jf.Plan, begin: int, end: int) -> tuple[Tensor, float]:
         """The answers of these rows, and what they cost."""
@@ -196,6 +197,34 @@ def test_fresh_noise_has_the_last_word() -> None:
     bold, bench = Bench("maf-affine").tune(), Bench("maf-affine", fresh=4.0)
     assert bench.deviation(bold) > BOUND
     assert bench.deviation(bench.tune()) <= core.MARGIN * BOUND
+
+
+def uniform(tol: float) -> jf.Plan:
+    return jf.Plan.uniform(3, tol=tol)
+
+
+def test_rivals_win_what_blocks_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks by themselves may mislead; the loosest rival that keeps the bound wins if it is faster."""
+    monkeypatch.setattr(core, "WIDTHS", ())
+    bench = Bench()
+    ladder = [uniform(tol) for tol in (5.0, 0.5, 0.05, 0.005)]
+    assert bench.tune() == SEQUENTIAL
+    plan = bench.tune(rivals=[ladder])
+    kept = [p for p in ladder if bench.deviation(p) <= core.MARGIN * BOUND]
+    assert plan == kept[0] != ladder[0]
+    found = plan.about["measured"]
+    assert found["deviation"] == pytest.approx(bench.deviation(plan), abs=1e-12)
+    assert found["seconds"] == pytest.approx(bench.seconds(plan), rel=0.15)
+    assert found["predicted_speedup"] == pytest.approx(found["speedup"], rel=0.2)
+    for method, tried in zip(plan, plan.about["tried"], strict=True):
+        assert any(t["tol"] == method.tol and t["width"] == method.width for t in tried)
+
+
+def test_slow_rivals_lose() -> None:
+    bench = Bench(prices=(POSITIONS,) * 3)
+    assert bench.tune(rivals=[[uniform(0.5), uniform(1e-6)]]) == SEQUENTIAL
+    bench = Bench()
+    assert bench.seconds(bench.tune(rivals=[[uniform(1e-9)]])) < bench.seconds(uniform(1e-9))
 
 
 def test_a_pause_of_the_machine_changes_little() -> None:

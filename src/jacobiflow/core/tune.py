@@ -3,7 +3,8 @@
 Each block is measured by itself on the exact answer of the blocks before it: how long a method takes
 for a batch, and how far its answer is from exact. The plan takes from every block the fastest method
 within a common threshold, the loosest at which the deviation of the whole stack, measured end to end,
-stays within the bound. Fresh noise then has the last word, on deviation and on time.
+stays within the bound. Fresh noise then has the last word, on deviation and on time: what was put
+together from blocks races the next bolder choice, sequential decoding and plans that have a name.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ WORTH = 0.95  # share of sequential decoding's time within which sweeps replace 
 SLIGHT = 0.02  # share of a plan's time that is not worth another try
 BRIEF = 0.03  # seconds: a shorter first run is done again, without what it paid for set-up
 SPENT = 0.3  # seconds of sequential decoding, a block, after which three runs are enough
-FEWEST, MOST = 3, 7  # runs that a median is taken of
+FEWEST, MOST = 3, 11  # runs that a median is taken of
+CLOSE = 1.15  # of the best time known: a rival that is slower at a first look does not race
 GUIDE = 16  # rows, at least, on which the deviations of single blocks are compared; whole plans get all
 
 Stack = Sequence[tuple[Block, Tensor | None]]  # blocks in sampling order, with the orders of their positions
@@ -66,6 +68,7 @@ def tune(
     *,
     batch: int,
     max_deviation: float,
+    rivals: Sequence[Sequence[Plan]] = (),
     clock: Clock = time.perf_counter,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Plan:
@@ -74,8 +77,9 @@ def tune(
     stack: the blocks, bound to the rows of z. z: [2 R, T, D], R a multiple of `batch`: the plan is
     chosen on the first half and verified on the second. Sequential decoding stays wherever sweeps
     do not beat it. The samples measured keep the bound with a margin; that is no guarantee for
-    others. `about` of the plan has the figures. clock: seconds; on a device that works on its own
-    it must wait for the device.
+    others. `about` of the plan has the figures. rivals: plans to beat, in ladders with the loosest
+    first; of each ladder the first that keeps the bound takes part in the final race. clock: seconds;
+    on a device that works on its own it must wait for the device.
     """
     rows = len(z) // 2
     assert len(z) == 2 * rows > 0 == rows % batch, "z must have two halves of whole batches"
@@ -90,13 +94,19 @@ def tune(
     bound, exact = MARGIN * max_deviation, Plan.sequential(len(stack))
     within = _within(first, fronts, bound)
     progress("fresh noise")
-    while not all(half.keeps(within[-1], bound) for half in (fresh, first)):
+    halves = fresh, first
+    while not all(half.keeps(within[-1], bound) for half in halves):
         within.pop()
-    plan = within[-1]
-    times = fresh.race(list(dict.fromkeys([exact, plan])))
-    if times[plan] > WORTH * times[exact]:
-        plan = exact
-    base = sum(front[-1].seconds for front in fronts)
+    progress("the final race")
+    second = [plan for plan in within[-2:-1] if all(half.keeps(plan, bound) for half in halves)]
+    racers = [exact, *second, within[-1], *_rivals(rivals, halves, bound, within[-1])]
+    racers = list(dict.fromkeys(racers))
+    times = fresh.race(racers)
+    plan = min(racers, key=lambda p: times[p] * (WORTH if p == exact else 1))
+    for block, front, method in zip(blocks, fronts, plan, strict=True):
+        if all(trial.method != method for trial in front):  # a rival's
+            front.append(block.first_look(Trial(method)))
+    base = sum(_trial(front, Method(width=1)).seconds for front in fronts)
     predicted = sum(_trial(*pair).seconds for pair in zip(fronts, plan, strict=True))
     measured = {
         "seconds": times[plan],
@@ -133,6 +143,22 @@ def _within(half: _Half, fronts: list[list[Trial]], bound: float) -> list[Plan]:
         if half.keeps(bolder, bound):
             plan = bolder
     return list(dict.fromkeys([*plans[: low + 1], plan]))
+
+
+def _rivals(
+    ladders: Sequence[Sequence[Plan]], halves: Sequence[_Half], bound: float, best: Plan
+) -> list[Plan]:
+    """Of each ladder the loosest plan within the bound, if that is not slow."""
+    half, found = halves[0], []
+    limit = CLOSE * min(half.first_look(half.exact), half.first_look(best))
+    for ladder in ladders:
+        for plan in ladder:
+            if half.first_look(plan) > limit:
+                break  # tighter ones are slower
+            if all(h.keeps(plan, bound) for h in halves):
+                found.append(plan)
+                break
+    return found
 
 
 def _at(fronts: list[list[Trial]], level: float) -> Plan:
@@ -194,15 +220,23 @@ class _Half:
                     self.known[plan] = max(self.known[plan], off)
         return self.known[plan] <= bound
 
+    def first_look(self, plan: Plan) -> float:
+        """The better of two runs of the first batch."""
+        return min(self.seconds(plan, slice(0, self.batch)) for _ in range(2))
+
+    def seconds(self, plan: Plan, rows: slice) -> float:
+        """Of these rows."""
+        stack = _part(self.stack, rows.start, rows.stop, self.z)
+        began = self.clock()
+        _solve(stack, self.z[rows], plan)
+        return self.clock() - began
+
     def race(self, plans: Sequence[Plan]) -> dict[Plan, float]:
         """Median seconds of a batch, the plans in turn."""
         times: dict[Plan, list[float]] = {plan: [] for plan in plans}
         for rows in _turns(times[self.exact], len(self.z), self.batch, SPENT * len(self.stack)):
-            stack = _part(self.stack, rows.start, rows.stop, self.z)
             for plan, found in times.items():
-                began = self.clock()
-                _solve(stack, self.z[rows], plan)
-                found.append(self.clock() - began)
+                found.append(self.seconds(plan, rows))
         return {plan: statistics.median(found) for plan, found in times.items()}
 
 

@@ -83,10 +83,17 @@ def tune(
             z,
             batch=batch_size,
             max_deviation=bound,
+            rivals=_rivals(flow, bound),
             clock=clock or _clock(z.device),
             progress=progress,
         )
     return Plan(plan.methods, about={"setting": asdict(setting), **plan.about})
+
+
+def _rivals(flow: Flow, bound: float) -> list[list[Plan]]:
+    """The plans that a user could name, the loosest first."""
+    tols = [float(f"{tol * bound:.3g}") for tol in core.TOLS]
+    return [[flow.plan(name, tol=tol) for tol in tols] for name in ("selective", "uniform")]
 
 
 def auto_plan(
