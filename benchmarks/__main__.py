@@ -1,21 +1,62 @@
-"""`make bench`: our speed against peers, and what accelerating other libraries brings.
+"""`make bench`: all tables, or the sections that ARGS names, into docs/bench.
 
-`make bench ARGS="mnist_quality --data mnist.npz"`: that one. Tables are printed and written into out/.
+    make bench ARGS="tarflow maf-1 --repeats 9"
+
+Each section writes its JSON; one that is not run keeps the JSON that it has. The Markdown, the plots and
+the tables of docs/performance.md are made anew from all of them; `--tables` does only that. `accelerate`,
+`ising`, `mnist_quality` and `bundle` are programs of their own, with options of their own:
+    make bench ARGS="mnist_quality --data mnist.npz"
 """
 
 from __future__ import annotations
 
+import argparse
 import runpy
 import sys
+from functools import partial
+from pathlib import Path
 
-NAMES = ("speed", "auto", "accelerate", "ising", "mnist_quality")
+from benchmarks import auto, compiled, maf, memory, operators, roads, tarflow
+from benchmarks.harness import REPEATS, ROOT, Section, record, write_tables
+
+SECTIONS = {
+    "tarflow": Section("TarFlow `mnist` against the plain sequential loop", tarflow.table),
+    "batch": Section("TarFlow `mnist`, time against batch, peer: our sequential decoding", tarflow.batches),
+    "length": Section("TarFlow of width 128, four samples, time against sequence length", tarflow.lengths),
+    "maf-1": Section("`mnist-maf`, one sample, against nflows", partial(maf.nflows_rows, n=1)),
+    "maf-100": Section("`mnist-maf`, 100 samples, against nflows", partial(maf.nflows_rows, n=100)),
+    "zuko-maf": Section("zuko MAF, 128 features, 1000 samples", partial(maf.zuko_rows, kind="MAF")),
+    "zuko-nsf": Section("zuko NSF, 128 features, 1000 samples", partial(maf.zuko_rows, kind="NSF")),
+    "auto": Section('plan="auto" of `mnist` against the best fixed plan', auto.rows),
+    "memory": Section("peak memory of decoding", memory.rows),
+    "operators": Section("where the time goes", operators.rows),
+    "compile": Section("compile=True against the compiled C functions and plain torch", compiled.rows),
+    "roads": Section("other roads, against our own decoding of the same block", roads.rows),
+}
+# Programs with options and records of their own: a module of this folder with `main()`.
+PROGRAMS = ("accelerate", "ising", "mnist_quality", "bundle")
 
 
 def main() -> None:
-    chosen, rest = [a for a in sys.argv[1:] if a in NAMES], [a for a in sys.argv[1:] if a not in NAMES]
-    for name in chosen or NAMES[:2]:
-        sys.argv = [name, *rest]
-        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+    if len(sys.argv) > 1 and sys.argv[1] in PROGRAMS:
+        sys.argv = sys.argv[1:]
+        runpy.run_module(f"benchmarks.{sys.argv[0]}", run_name="__main__")
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join((*SECTIONS, *PROGRAMS)))
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="alternating runs a median")
+    parser.add_argument("--tables", action="store_true", help="measure nothing")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/bench")
+    args = parser.parse_args()
+    unknown = [name for name in args.sections if name not in SECTIONS]
+    if unknown or args.repeats < 1:
+        parser.error(f"no section is called {unknown[0]}" if unknown else "--repeats must be 1 or more")
+    for name in () if args.tables else args.sections or SECTIONS:
+        record(name, SECTIONS[name], args.repeats, args.out, f'make bench ARGS="{name}"')
+    own = args.out.resolve() == (ROOT / "docs/bench").resolve()
+    write_tables(args.out, [ROOT / "docs/performance.md"] if own else [])
 
 
 if __name__ == "__main__":

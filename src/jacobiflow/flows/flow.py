@@ -6,7 +6,9 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, ClassVar
@@ -114,6 +116,10 @@ class Flow(nn.Module, ABC):
         """The family's own rule of what to sweep."""
         return Plan.selective(len(self.blocks), tol=tol, init=init)
 
+    def compiled(self, block: Block) -> Block:
+        """The block with its decode step and its sweep compiled by torch."""
+        raise ValueError("compile=True is for TarFlow: leave it out")
+
     # Density
 
     def encode(
@@ -190,6 +196,7 @@ class Flow(nn.Module, ABC):
         check: bool = False,
         on_failure: OnFailure = "fallback",
         cache: bool = True,
+        compile: bool = False,
         differentiable: bool = False,
         watch: Watcher | None = None,
     ) -> Decoded:
@@ -200,7 +207,9 @@ class Flow(nn.Module, ABC):
             use and kept in the user's cache folder), a Plan, or a path of one. tol and init belong to
             "uniform" and "selective".
         check: encode the answer and record |encode(x) - z| of each sample in stats.residual.
-        on_failure: see `jacobiflow.core.decode.decode`.
+        on_failure, cache: see `jacobiflow.core.decode.decode`.
+        compile: let torch compile the decode step and the sweep of a TarFlow, once for each number of
+            samples: it pays on CUDA, or where there is no C compiler and many batches follow.
         differentiable: x and log_det carry gradients to z, weights and context (first derivatives, by
             the implicit function theorem). A loose tol biases them, so that named plans then default
             to a tight one.
@@ -229,7 +238,12 @@ class Flow(nn.Module, ABC):
         began = time.perf_counter()
         with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
             bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide)
-            seq, log_det, blocks = self._decode(z, methods, bound, on_failure, cache, watch)
+            if compile:
+                bound = [(self.compiled(block), order) for block, order in bound]
+            solve = partial(decode, on_failure=on_failure, cache=cache)
+            if compile:  # a batch that shrinks would be compiled again
+                solve = partial(solve, compact_at=0.0)
+            seq, log_det, blocks = self._decode(z, methods, bound, solve, watch)
             x = self.from_sequence(seq)
         seconds = time.perf_counter() - began
         residual = None
@@ -245,8 +259,7 @@ class Flow(nn.Module, ABC):
         z: Tensor,
         plan: Plan,
         blocks: list[tuple[Block, Tensor | None]],
-        on_failure: OnFailure,
-        cache: bool,
+        solve: Callable[..., Decoded],
         watch: Watcher | None,
     ) -> tuple[Tensor, Tensor, tuple[BlockStats, ...]]:
         seq, log_det = self.to_prior(z), z.new_zeros(len(z)) + self.stretch()
@@ -256,8 +269,7 @@ class Flow(nn.Module, ABC):
         stats = []
         for i, (method, (block, order)) in enumerate(zip(plan, blocks, strict=True)):
             seq = seq if order is None else seq[:, order]
-            see = _in_order(watch, order)
-            out = decode(block, seq, method, on_failure=on_failure, cache=cache, name=i, watch=see)
+            out = solve(block, seq, method, name=i, watch=_in_order(watch, order))
             found, slope = out.x, out.log_det
             if torch.is_grad_enabled():
                 tight = max(method.tol, GRADIENT_TOL[seq.dtype])

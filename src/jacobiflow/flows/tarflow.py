@@ -16,6 +16,7 @@ from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.native import usable
 from jacobiflow.core.types import Block, Cache
 from jacobiflow.flows.arguments import instance, number, whole
+from jacobiflow.flows.compiled import CompiledBlock
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, GuidedBlock
 from jacobiflow.flows.native_transformer import NativeCache, NativeNet
@@ -265,6 +266,11 @@ class TarFlow(Flow):
         if not guidance.weight:
             return block
         return GuidedBlock(block, weights.bind(None, guidance.attn_temp), guidance)
+
+    def compiled(self, block: Block) -> Block:
+        if isinstance(block, GuidedBlock):
+            return replace(block, block=CompiledBlock(block.block), null=CompiledBlock(block.null))
+        return CompiledBlock(block)
 
     def prior_var(self) -> Tensor:
         return self.var  # type: ignore[return-value]

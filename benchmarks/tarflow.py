@@ -1,0 +1,89 @@
+"""TarFlow against the plain sequential loop: batch sizes, sequence lengths."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+import jacobiflow as jf
+from benchmarks.harness import Row, floor, one_sweep, race
+from benchmarks.peers import plain_tarflow
+
+
+@contextmanager
+def empty_cache() -> Iterator[None]:
+    """plan="auto" tunes afresh."""
+    before = os.environ.get("JACOBIFLOW_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["JACOBIFLOW_CACHE"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("JACOBIFLOW_CACHE")
+            if before is not None:
+                os.environ["JACOBIFLOW_CACHE"] = before
+
+
+def batch_rows(repeats: int, batches: tuple[int, ...], *, peer: str = "plain loop") -> list[Row]:
+    """The bundled `mnist` at these batch sizes, against the plain loop or our own sequential decoding."""
+    flow = jf.load("mnist")
+    rows: list[Row] = []
+    for n in batches:
+        z, labels = flow.noise(n, seed=0), torch.arange(n) % 10
+        with empty_cache():
+            auto = flow.plan("auto", n=n, labels=labels)
+        exact = flow.decode(z, "sequential", labels=labels).x
+        plans = {"sequential": "sequential", "selective, tol 0.5": "selective", "auto": auto}
+
+        def run(plan: str | jf.Plan, z: Tensor = z, labels: Tensor = labels) -> Tensor:
+            return flow.decode(z, plan, labels=labels).x
+
+        runs = {"plain loop": lambda z=z, y=labels: plain_tarflow(flow, z, y)} if peer == "plain loop" else {}
+        runs |= {name: lambda plan=plan, run=run: run(plan) for name, plan in plans.items()}
+        sweep = one_sweep(flow, z, labels=labels)
+        floors = {"sequential": floor(flow, n), "selective, tol 0.5": sweep, "auto": sweep}
+        rows += race(peer, runs, exact, repeats, floors, batch=n)
+    return rows
+
+
+def table(repeats: int) -> list[Row]:
+    return batch_rows(repeats, (1, 16, 64))
+
+
+def batches(repeats: int) -> list[Row]:
+    return batch_rows(repeats, (1, 2, 4, 8, 16, 32, 64, 128, 256), peer="sequential")
+
+
+def lengths(repeats: int) -> list[Row]:
+    """Weights with noise on them, two blocks of two layers of width 128: how the cost grows with T."""
+    rows: list[Row] = []
+    for size in (28, 56, 112):
+        torch.manual_seed(0)
+        flow = jf.TarFlow(
+            jf.TarFlowConfig(
+                image_size=size, image_channels=1, patch_size=4, width=128, blocks=2, layers_per_block=2
+            )
+        )
+        with torch.no_grad():
+            for name, p in flow.named_parameters():
+                if p.ndim == 2 and "embed" not in name:
+                    p += 0.2 / p.shape[1] ** 0.5 * torch.randn(p.shape)
+        z = flow.noise(4, seed=0)
+        exact = flow.decode(z, "sequential").x
+        sweep = jf.Plan((jf.Method(max_sweeps=1),) * 2)
+        runs = {
+            "plain loop": lambda flow=flow, z=z: plain_tarflow(flow, z),
+            "sequential": lambda flow=flow, z=z: flow.decode(z, "sequential").x,
+            "uniform, tol 1e-3": lambda flow=flow, z=z: flow.decode(z, "uniform", tol=1e-3).x,
+            "one sweep a block": lambda flow=flow, z=z, p=sweep: flow.decode(z, p, on_failure="return").x,
+        }
+        limit = floor(flow, 4)
+        rows += race(
+            "plain loop", runs, exact, repeats, dict.fromkeys(runs, limit), length=flow.config.length
+        )
+    return rows
