@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from jacobiflow.core.decode import iterates, sequential
 from jacobiflow.core.plan import Plan
 from jacobiflow.core.types import Decoded, Method
 from jacobiflow.flows.flow import Flow
@@ -79,41 +77,3 @@ def compare(
                 )
             )
     return [r for r in rows if r.plan in plans], outs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Convergence:
-    """How one block's answer is approached, step by step: |x - exact| (l2, mean over samples)."""
-
-    jacobi: tuple[float, ...]  # after 0, 1, 2, ... sweeps over the whole sequence
-    sequential: tuple[float, ...]  # after 0, 1, 2, ... positions; the rest stands at the block's input
-
-
-def convergence(flow: Flow, z: Tensor, *, floor: float = 1e-5, **condition: Any) -> tuple[Convergence, ...]:
-    """The approach in each block, given the exact input.
-
-    Sweeps stop when the distance is below `floor` times the size of the answer: float32 cannot tell
-    what lies much below.
-    """
-    found = []
-    seq = flow.to_prior(z)
-    for block, order in flow.bound_blocks(len(z), **condition):
-        seq = seq if order is None else seq[:, order]
-        exact = sequential(block, seq).x
-
-        def distance(x: Tensor, exact: Tensor = exact) -> float:
-            return float(torch.linalg.vector_norm((x - exact).flatten(1), dim=1).nanmean())
-
-        jacobi: list[float] = []
-        end = floor * distance(torch.zeros_like(exact))
-        for x in iterates(block, seq):
-            jacobi.append(distance(x))
-            if jacobi[-1] < end:
-                break
-        mixed, steps = seq.clone(), []
-        for t in range(block.length):
-            mixed[:, t] = exact[:, t]
-            steps.append(distance(mixed))
-        found.append(Convergence(jacobi=tuple(jacobi), sequential=tuple(steps)))
-        seq = exact if order is None else exact[:, torch.argsort(order)]
-    return tuple(found)

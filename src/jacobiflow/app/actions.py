@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.analysis.compare import Convergence, Row, compare, convergence
+from jacobiflow.analysis.compare import Row, compare
+from jacobiflow.analysis.convergence import Approach, convergence
 from jacobiflow.analysis.walk import Walk, finish, walk
 from jacobiflow.app.models import (
     LARGEST_GUIDANCE,
@@ -53,7 +54,7 @@ class Sampled:
     exact: Tensor
     x: Tensor
     seconds: tuple[float, ...]  # of the chosen plan's blocks
-    convergence: tuple[Convergence, ...]
+    convergence: tuple[Approach, ...]
     length: int  # positions of a sequence
     few: Tensor  # noise of the samples that walks are about
     condition: dict[str, Any]  # theirs
@@ -107,7 +108,7 @@ def sample(
         few = z[:FEW]
         condition = {"guidance": guide} | labelled(cycle, len(few))
         told("convergence of each block")
-        approach = convergence(flow, few, **condition)
+        approach = convergence(flow, few, **condition).blocks
     out = outs[name]
     return Sampled(
         model=str(model),

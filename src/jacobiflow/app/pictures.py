@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from jacobiflow.analysis.compare import Convergence
+from jacobiflow.analysis.convergence import Approach
 from jacobiflow.data.pictures import as_images, to_pixels
 from jacobiflow.flows.flow import Flow
 
@@ -85,7 +85,7 @@ def png(pixels: Pixels) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def curve(block: Convergence, title: str) -> str:
+def curve(block: Approach, title: str) -> str:
     """Error against steps in one block, sweeps beside sequential decoding, as SVG in the page's colours."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure

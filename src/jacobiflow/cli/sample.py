@@ -15,7 +15,8 @@ import torch
 import tyro
 from torch import Tensor
 
-from jacobiflow.analysis.compare import Row, compare, convergence
+from jacobiflow.analysis.compare import Row, compare
+from jacobiflow.analysis.convergence import convergence
 from jacobiflow.analysis.plots import save_convergence
 from jacobiflow.cli.options import (
     make_folder,
@@ -140,9 +141,9 @@ def main(argv: Sequence[str]) -> None:
     files = write(args, flow, labels, {p: outs[p] for p in args.plan})
     few = z[:8]
     note("measuring how sweeps approach the exact answer")
-    blocks = convergence(flow, few, guidance=guide, **condition(len(few)))
+    found = convergence(flow, few, guidance=guide, **condition(len(few)))
     save_convergence(
-        blocks, args.out / "convergence.png", title=f"{args.model}: sweeps against one position a step"
+        found, args.out / "convergence.png", title=f"{args.model}: sweeps against one position a step"
     )
     doc = {
         "model": args.model,

@@ -125,17 +125,6 @@ def _parts(block: Block, z: Tensor) -> Iterator[tuple[Block, Tensor]]:
         yield block.select(places), z[places]
 
 
-def iterates(block: Block, z: Tensor, init: Init = "previous") -> Iterator[Tensor]:
-    """The guesses of whole-sequence sweeps, the first guess first, to the exact answer; for analysis."""
-    with torch.no_grad():
-        x = first_guess(z, init)
-        x[:, :1] = block.inverse(z[:, :1], block.params(x, 0, 1))[0]
-        yield x
-        for _ in range(1, block.length):
-            x = block.inverse(z, block.params(x, 0, block.length))[0]
-            yield x
-
-
 def first_guess(z: Tensor, init: Init) -> Tensor:
     """Where sweeps begin; finite, and for each sample a function of that sample alone."""
     if init == "zeros":

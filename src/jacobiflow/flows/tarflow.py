@@ -148,6 +148,7 @@ class BoundPatchBlock:
     weights: PatchBlock
     condition: Tensor | None  # [n or 1, 1, width]
     attn_temp: float = 1.0
+    skip: int = 0  # the nearest predecessors that attention leaves out; for analysis
 
     @property
     def length(self) -> int:
@@ -171,7 +172,7 @@ class BoundPatchBlock:
         return (*own, *(() if self.condition is None else (self.condition,)))
 
     def new_cache(self, n: int) -> KVCache | NativeCache:
-        native = self.weights.native()
+        native = None if self.skip else self.weights.native()
         if native is not None:
             return native.new_cache(n)
         like = self.weights.pos_embed
@@ -179,7 +180,9 @@ class BoundPatchBlock:
 
     def params(self, x: Tensor, lo: int, hi: int, cache: Cache | None = None) -> Tensor:
         w = self.weights
-        native = cache.net if isinstance(cache, NativeCache) else w.native() if cache is None else None
+        native = cache.net if isinstance(cache, NativeCache) else None
+        if cache is None and not self.skip:
+            native = w.native()
         if native is not None and x.dtype == torch.float32:
             kept = cache if isinstance(cache, NativeCache) else None
             return native(x, lo, hi, self.condition, self.attn_temp, kept)
@@ -195,7 +198,7 @@ class BoundPatchBlock:
             h = w.proj_in(x[:, first : hi - 1]) + w.pos_embed[first : hi - 1]
             if self.condition is not None:
                 h = h + self.condition
-            h = w.net(h, cache=kv, temperature=self.attn_temp)
+            h = w.net(h, cache=kv, temperature=self.attn_temp, skip=self.skip)
             parts.append(w.proj_out(h[:, need - first :]))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 

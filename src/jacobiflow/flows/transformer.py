@@ -47,8 +47,11 @@ class Layer(nn.Module):
         self.up = nn.Linear(width, EXPANSION * width)
         self.down = nn.Linear(EXPANSION * width, width)
 
-    def attend(self, h: Tensor, first: int, temperature: float, kv: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Attention of positions first, first + 1, ... over all positions up to each."""
+    def attend(
+        self, h: Tensor, first: int, temperature: float, kv: tuple[Tensor, Tensor] | None, skip: int
+    ) -> Tensor:
+        """Attention of positions first, first + 1, ... over all positions up to each, but for the `skip`
+        nearest of them, itself the first; over none at all it is zero."""
         n, s, w = h.shape
         qkv = self.qkv(self.norm1(h)).view(n, s, 3, self.heads, self.head_dim)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [n, heads, s, head_dim]
@@ -58,20 +61,24 @@ class Layer(nn.Module):
             values[:, :, first : first + s] = v
             k, v = keys[:, :, : first + s], values[:, :, : first + s]
         mask = None
-        if first and s > 1:
-            mask = torch.ones(s, first + s, dtype=torch.bool, device=h.device).tril_(first)
+        if skip or (first and s > 1):
+            mask = torch.ones(s, first + s, dtype=torch.bool, device=h.device).tril_(first - skip)
         out = F.scaled_dot_product_attention(
             q,
             k,
             v,
             attn_mask=mask,
-            is_causal=first == 0 and s > 1,
+            is_causal=mask is None and s > 1,
             scale=1.0 / (math.sqrt(self.head_dim) * temperature),
         )
+        if skip > first:
+            out = torch.where(mask.any(1, keepdim=True), out, 0)  # type: ignore[union-attr]
         return self.proj(out.transpose(1, 2).reshape(n, s, w))  # type: ignore[no-any-return]
 
-    def forward(self, h: Tensor, first: int, temperature: float, kv: tuple[Tensor, Tensor] | None) -> Tensor:
-        h = h + self.attend(h, first, temperature, kv)
+    def forward(
+        self, h: Tensor, first: int, temperature: float, kv: tuple[Tensor, Tensor] | None, skip: int
+    ) -> Tensor:
+        h = h + self.attend(h, first, temperature, kv, skip)
         return h + self.down(F.gelu(self.up(self.norm2(h))))  # type: ignore[no-any-return]
 
 
@@ -98,11 +105,16 @@ class CausalTransformer(nn.Module):
         k = torch.empty(shape, dtype=dtype, device=device)
         return KVCache(k, torch.empty_like(k))
 
-    def forward(self, h: Tensor, *, cache: KVCache | None = None, temperature: float = 1.0) -> Tensor:
-        """Outputs for h [n, s, width], the positions that follow the cache's valid ones."""
+    def forward(
+        self, h: Tensor, *, cache: KVCache | None = None, temperature: float = 1.0, skip: int = 0
+    ) -> Tensor:
+        """Outputs for h [n, s, width], the positions that follow the cache's valid ones.
+
+        skip: how many of the nearest positions, its own the first, a position does not attend to.
+        """
         first = cache.valid if cache is not None else 0
         for i, layer in enumerate(self.layers):
-            h = layer(h, first, temperature, None if cache is None else (cache.k[i], cache.v[i]))
+            h = layer(h, first, temperature, None if cache is None else (cache.k[i], cache.v[i]), skip)
         if cache is not None:
             cache.valid = first + h.shape[1]
         return h
