@@ -77,7 +77,7 @@ def _judge() -> Any:
     are flatter than any such Gaussian, as in many CIFAR images, and then gives the same score to all of them.
     The method as published takes the nearest shape from 0.2 to 10.
     """
-    package = optional("brisque", "BRISQUE")
+    base: Any = optional("brisque", "BRISQUE").BRISQUE
     special = optional("scipy.special", "BRISQUE")
 
     def ratio(shape: Any) -> Any:  # (E|x|)^2 / E[x^2]
@@ -86,7 +86,7 @@ def _judge() -> Any:
     shapes = np.linspace(0.2, 10, 9801)
     ratios = ratio(shapes)  # grows with the shape
 
-    class Judge(package.BRISQUE):  # type: ignore[misc]
+    class Judge(base):  # type: ignore[misc]
         def asymmetric_generalized_gaussian_fit(self, x: npt.NDArray[Any]) -> tuple[float, ...]:
             left, right = (np.sqrt(np.mean(np.square(part))) for part in (x[x < 0], x[x >= 0]))
             skew = left / right

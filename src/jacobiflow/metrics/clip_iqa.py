@@ -47,7 +47,7 @@ class _Plain(nn.Module):
 
 
 def _tensor(found: Any) -> Tensor:
-    return found if isinstance(found, Tensor) else found.pooler_output  # type: ignore[no-any-return]
+    return found if isinstance(found, Tensor) else found.pooler_output
 
 
 class ClipScorer:

