@@ -96,8 +96,9 @@ def curve(block: Approach, title: str) -> str:
         ax.semilogy(*_steps(block.sequential), color=QUIET, linewidth=1.6)
         ax.semilogy(*_steps(block.jacobi), color=ACCENT, marker="o", markersize=3, linewidth=1.6)
         ax.set_xscale("symlog", linthresh=10, linscale=1)
-        ax.set_xlim(0, max(len(block.sequential) - 1, 1))
-        ticks = [t for t in (0, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if t < len(block.sequential)]
+        full = len(block.sequential)
+        ax.set_xlim(0, max(full - 1, 1))
+        ticks = [t for t in ((0, 2, 5, 10, 20, 40) if full < 100 else (0, 5, 10, 50, 200, 1000)) if t < full]
         ax.set_xticks(ticks, [str(t) for t in ticks])
         ax.minorticks_off()
         ax.set_title(title, fontsize=10, color=INK)

@@ -22,7 +22,7 @@ CSS = """
 .jf-card b { font-size: 1.15rem; font-variant-numeric: tabular-nums; }
 .jf-grid { display: grid; gap: .8rem; grid-template-columns: repeat(auto-fit, minmax(min(15rem, 100%), 1fr));
   margin-top: .6rem; }
-.jf-curves { grid-template-columns: repeat(auto-fit, minmax(min(12.5rem, 100%), 1fr)); }
+.jf-curves { grid-template-columns: repeat(auto-fill, minmax(min(12.5rem, 100%), 1fr)); }
 .jf-complaint { border: 1px solid #dc2626; border-radius: 8px; padding: .5rem .7rem; margin: 0; }
 .jf-status .pending { opacity: 0; }
 .jf-message:not(:has(.jf-complaint)) { display: none; }
@@ -43,8 +43,9 @@ CSS = """
 .jf-value { color: var(--jf-soft); }
 .jf-scroll { overflow-x: auto; margin: .6rem 0; }
 .jf-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
-.jf-table th, .jf-table td { text-align: left; padding: .35rem .7rem .35rem 0; white-space: nowrap;
-  border-bottom: 1px solid var(--border-color-primary); }
+.jf-scroll .jf-table th, .jf-scroll .jf-table td { text-align: left; padding: .35rem .9rem .35rem 0;
+  white-space: nowrap; border: 0; border-bottom: 1px solid var(--border-color-primary); }
+.jf-scroll .jf-table { border: 0; }
 @media (max-width: 640px) {
   .gradio-container { padding: .5rem !important; }
   .jf-bars { grid-template-columns: max-content 1fr; }
