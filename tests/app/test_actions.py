@@ -112,6 +112,7 @@ def test_progress_is_told_and_grows(shelf: Shelf) -> None:
         ({"labels": ["10"]}, "Labels: choose from 0 to 9"),
         ({"labels": ["-1"]}, "Labels"),
         ({"labels": [None]}, "Labels"),
+        ({"labels": ["1"] * 11}, "Labels: choose at most 10"),
         ({"model": "somebody/else"}, "no model 'somebody/else'"),
         ({"model": ["mnist"]}, "no model"),
     ],

@@ -133,6 +133,8 @@ def chosen_labels(values: object, flow: Flow) -> list[int]:
     found = values if isinstance(values, list | tuple) else [] if values in (None, "") else [values]
     if not flow.num_classes or not found:
         return []
+    if len(found) > flow.num_classes:
+        raise Refused(f"Labels: choose at most {flow.num_classes}")
     labels = []
     for value in found:
         text = str(value)

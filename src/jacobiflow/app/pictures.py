@@ -59,10 +59,14 @@ def deviation_grid(x: Tensor, exact: Tensor, *, columns: int | None = None) -> t
 def across(n: int, labels: Sequence[int] = ()) -> int:
     """Columns of a grid: one for each label if all come twice or more, else about as many as rows.
 
-    >>> across(10, range(10)), across(64, range(10)), across(64)
-    (4, 10, 8)
+    >>> across(10, range(10)), across(64, range(10)), across(64), across(7)
+    (5, 10, 8, 3)
     """
-    return len(labels) if 3 <= len(labels) <= min(n // 2, 12) else min(12, math.ceil(math.sqrt(n)))
+    if 3 <= len(labels) <= min(n // 2, 12):
+        return len(labels)
+    root = math.ceil(math.sqrt(n))
+    full = (c for c in range(root, n + 1) if n % c == 0 and c <= 1.6 * math.sqrt(n))  # no gap in the last row
+    return next(full, root)
 
 
 def _sheet(pixels: Pixels, columns: int | None) -> Pixels:
