@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -561,6 +562,21 @@ def test_a_picture_that_claims_to_be_huge_is_not_decoded(tmp_path, side, monkeyp
     assert "bomb.png (" in line
     assert "pixels" in line
     assert "decoded" not in line
+
+
+@pytest.mark.parametrize("name", ["x.webp", "x.avif", "x.jp2"])
+def test_slow_formats_have_lower_limits(tmp_path, name, monkeypatch):
+    assert one(picture(3), tmp_path / name).shape[1:] == (4, 4)
+    monkeypatch.setattr(decoding, "SLOW", dict.fromkeys(decoding.SLOW, 15))
+    line = refusal(tmp_path, validation=0)
+    assert f"{name} (4 x 4 pixels of a " in line
+    assert line.endswith(" file are too many, 15 is the most)")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_pipes_and_devices_are_no_pictures(tmp_path, make):
+    make(tmp_path / "x.png")
+    assert "x.png (it is not a plain file)" in refusal(tmp_path, validation=0)
 
 
 def test_pillow_does_not_warn_on_its_own(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from jacobiflow.data.sources import DataConfig, Images, load_images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
+from jacobiflow.flows.weights import check_size
 from jacobiflow.training.log import last
 from jacobiflow.training.loop import STEPS, Draws, Trainer, TrainingError
 from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_names
@@ -87,6 +88,7 @@ def main(argv: Sequence[str]) -> None:
 
 def train(recipe: Recipe, out: Path, device: torch.device, world: World, *, as_json: bool = False) -> None:
     """Build flow and data by the recipe and run it."""
+    check_size(recipe.model.shapes())  # before data is read for it
     images = load_for(recipe)
     device = world.device(device)
     torch.manual_seed(recipe.training.seed)
