@@ -31,7 +31,9 @@ from PIL import Image
 import jacobiflow as jf
 from adapters.test_tarflow_checkpoint import Shape, public
 from jacobiflow.data.sources import DataConfig, load_images
+from jacobiflow.jobs.manifest import Job, Settings
 from jacobiflow.training.recipe import Recipe, recipe_names
+from jacobiflow.training.state import load_state, save_state
 from subjects import maf, tarflow
 
 LIMIT, ROOM = 5, 2**30
@@ -43,6 +45,8 @@ COUNTS = {
     "recipe": 400,
     "picture": 400,
     "npz": 200,
+    "state": 100,
+    "manifest": 100,
 }
 
 # What byte-wise damage seldom makes: values of other kinds and sizes in the place of a value.
@@ -255,6 +259,41 @@ class Fuzz:
 
         self.attempt("npz", read)
 
+    def state(self, draw: random.Random, where: int, value: Any) -> None:
+        model = torch.nn.Linear(2, 3)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        want = {name: p.clone() for name, p in model.state_dict().items()}
+        save_state(self.folder, 5, {"training.lr": 0.1}, model, optimizer, None)
+        path = self.folder / "state.safetensors"
+        path.write_bytes(mutate(path.read_bytes(), draw))
+
+        def read() -> None:
+            load_state(self.folder, {"training.lr": 0.1}, model, optimizer, None)
+            assert all(torch.equal(p, want[name]) for name, p in model.state_dict().items())
+            optimizer.step()
+
+        self.attempt("state", read)
+
+    def manifest(self, draw: random.Random, where: int, value: Any) -> None:
+        job = Job(
+            settings=Settings(n=30, labels=(0, 1)),
+            model="mnist",
+            plan=self.plan,
+            batch=4,
+            shard=8,
+            weights="0" * 32,
+            dtype="float32",
+            versions={"torch": "2"},
+        )
+        (self.folder / "manifest.json").write_bytes(damaged(job.to_json(), draw, where, value))
+
+        def read() -> None:
+            assert Job.load(self.folder) == job
+
+        self.attempt("manifest", read)
+
 
 def toml(doc: Any) -> str:
     """Plain data as TOML, as far as it has it; the rest is damage."""
@@ -282,6 +321,8 @@ def pictures() -> Any:
         (".tif", "TIFF", grey),
         (".webp", "WEBP", rgb),
         (".ppm", "PPM", rgb),
+        (".jp2", "JPEG2000", rgb),
+        (".avif", "AVIF", rgb),
     ):
         stream = io.BytesIO()
         picture.save(stream, name)
@@ -319,6 +360,8 @@ def main() -> None:
             "recipe": fuzz.recipe,
             "picture": fuzz.picture,
             "npz": fuzz.arrays,
+            "state": fuzz.state,
+            "manifest": fuzz.manifest,
         }
         for attempt in (*kinds.values(), *kinds.values()):  # imports at the first use are no cost of ours
             attempt(random.Random(0), 0, 0)

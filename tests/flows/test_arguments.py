@@ -94,6 +94,8 @@ def test_context_that_is_none(vector: jf.Flow, context: Any) -> None:
         (jf.MAFConfig, {"features": 3, "order": None}, "order must be a word or orders"),
         (jf.MAFConfig, {"features": 3, "bound": math.nan}, "bound must be finite"),
         (jf.Guidance, {"weight": "1"}, "weight must be finite"),
+        (jf.Guidance, {"weight": 1e300}, "weight must be within"),
+        (jf.Guidance, {"attn_temp": 1e-300}, "attn_temp must be from 1e-06 to 1e"),
         (jf.Guidance, {"attn_temp": 0}, "attn_temp must be finite and positive"),
     ],
 )

@@ -439,6 +439,7 @@ def test_other_versions_are_told(job: Any, copy: Path, monkeypatch: pytest.Monke
         ("--format npz --batch 0", "--batch must be 1 or more, not 0"),
         ("--format npz --shard -1", "--shard must be 1 or more, not -1"),
         ("--format npz --shard 100001", "--shard must be 100,000 or less, not 100001"),
+        ("--format npz --threads 1025", "--threads must be 1,024 or less, not 1025"),
         ("--format npz --threads 0", "--threads must be 1 or more, not 0"),
         ("--format npz --labels 3", "--labels 3 is outside 0-2"),
         ("--format npz --plan gone.json", "cannot read the plan gone.json"),

@@ -29,7 +29,7 @@ from jacobiflow.jobs.shards import turn
 from jacobiflow.training.lock import Lock
 from jacobiflow.training.world import World, leave
 
-LARGEST, LARGEST_SHARD = 10**9, 10**5
+LARGEST, LARGEST_SHARD, MOST_THREADS = 10**9, 10**5, 1024
 
 
 def check(args: Args) -> None:
@@ -42,8 +42,9 @@ def check(args: Args) -> None:
         value = getattr(args, name)
         if isinstance(value, int) and value < 1:
             raise ValueError(f"--{name} must be 1 or more, not {value}")
-    if args.shard is not None and args.shard > LARGEST_SHARD:
-        raise ValueError(f"--shard must be {LARGEST_SHARD:,} or less, not {args.shard}")
+    for name, most in (("shard", LARGEST_SHARD), ("threads", MOST_THREADS)):
+        if (getattr(args, name) or 0) > most:
+            raise ValueError(f"--{name} must be {most:,} or less, not {getattr(args, name)}")
 
 
 def main(args: Args) -> None:

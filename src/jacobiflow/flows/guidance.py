@@ -12,6 +12,9 @@ from jacobiflow.core.types import Block, Cache
 from jacobiflow.flows.arguments import number
 
 
+LARGEST = 1e6  # of weights and temperatures: float32 makes infinities of them long before they end
+
+
 @dataclass(frozen=True, kw_only=True)
 class Guidance:
     """theta + w (theta - theta_null), on a, on b or on both.
@@ -29,11 +32,14 @@ class Guidance:
     attn_temp: float = 1.0
 
     def __post_init__(self) -> None:
-        number("Guidance.weight", self.weight)
+        if abs(number("Guidance.weight", self.weight)) > LARGEST:
+            raise ValueError(f"Guidance.weight must be within +-{LARGEST:g}, not {self.weight}")
         if self.what not in ("a", "b", "ab"):
             raise ValueError(f"Guidance.what must be 'a', 'b' or 'ab', not {self.what!r}")
         if not number("Guidance.attn_temp", self.attn_temp) > 0:
             raise ValueError(f"Guidance.attn_temp must be finite and positive, not {self.attn_temp}")
+        if not 1 / LARGEST <= self.attn_temp <= LARGEST:
+            raise ValueError(f"Guidance.attn_temp must be from {1 / LARGEST:g} to {LARGEST:g}")
 
 
 @dataclass
