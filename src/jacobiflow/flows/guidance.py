@@ -11,7 +11,6 @@ from torch import Tensor
 from jacobiflow.core.types import Block, Cache
 from jacobiflow.flows.arguments import number
 
-
 LARGEST = 1e6  # of weights and temperatures: float32 makes infinities of them long before they end
 
 
