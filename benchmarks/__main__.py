@@ -21,7 +21,7 @@ from benchmarks.harness import REPEATS, ROOT, Section, record, write_tables
 
 SECTIONS = {
     "tarflow": Section("TarFlow `mnist` against the plain sequential loop", tarflow.table),
-    "batch": Section("TarFlow `mnist`, time against batch, peer: our sequential decoding", tarflow.batches),
+    "batch": Section("TarFlow `mnist`, time against batch", tarflow.batches),
     "length": Section("TarFlow of width 128, four samples, time against sequence length", tarflow.lengths),
     "maf-1": Section("`mnist-maf`, one sample, against nflows", partial(maf.nflows_rows, n=1)),
     "maf-100": Section("`mnist-maf`, 100 samples, against nflows", partial(maf.nflows_rows, n=100)),

@@ -240,9 +240,12 @@ def write_tables(folder: Path, pages: list[Path]) -> None:
     (folder / "README.md").write_text("# Measured by `make bench`\n\n" + "\n".join(parts), encoding="utf-8")
     for page in pages:
         page.write_text(filled(page.read_text(encoding="utf-8"), docs), encoding="utf-8")
-    for name, x in (("batch", "batch"), ("length", "length")):
-        if name in docs:
-            plot(docs[name]["rows"], x, folder / f"{name}.png")
+    if "batch" in docs:
+        auto = docs.get("auto", {"rows": []})["rows"]
+        tuned = [row | {"method": "auto", "seconds": row["auto_seconds"]} for row in auto]
+        plot([*docs["batch"]["rows"], *tuned], "batch", folder / "batch.png")
+    if "length" in docs:
+        plot(docs["length"]["rows"], "length", folder / "length.png")
 
 
 def plot(rows: list[Row], x: str, path: Path) -> None:

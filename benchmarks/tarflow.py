@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -29,34 +29,33 @@ def empty_cache() -> Iterator[None]:
                 os.environ["JACOBIFLOW_CACHE"] = before
 
 
-def batch_rows(repeats: int, batches: tuple[int, ...], *, peer: str = "plain loop") -> list[Row]:
-    """The bundled `mnist` at these batch sizes, against the plain loop or our own sequential decoding."""
-    flow = jf.load("mnist")
-    rows: list[Row] = []
-    for n in batches:
-        z, labels = flow.noise(n, seed=0), torch.arange(n) % 10
+def race_at(flow: jf.Flow, n: int, repeats: int, *, tuned: bool) -> list[Row]:
+    """The plain loop and our plans at one batch size."""
+    z, labels = flow.noise(n, seed=0), torch.arange(n) % 10
+    plans: dict[str, str | jf.Plan] = {"sequential": "sequential", "selective, tol 0.5": "selective"}
+    if tuned:
         with empty_cache():
-            auto = flow.plan("auto", n=n, labels=labels)
-        exact = flow.decode(z, "sequential", labels=labels).x
-        plans = {"sequential": "sequential", "selective, tol 0.5": "selective", "auto": auto}
-
-        def run(plan: str | jf.Plan, z: Tensor = z, labels: Tensor = labels) -> Tensor:
-            return flow.decode(z, plan, labels=labels).x
-
-        runs = {"plain loop": lambda z=z, y=labels: plain_tarflow(flow, z, y)} if peer == "plain loop" else {}
-        runs |= {name: lambda plan=plan, run=run: run(plan) for name, plan in plans.items()}
-        sweep = one_sweep(flow, z, labels=labels)
-        floors = {"sequential": floor(flow, n), "selective, tol 0.5": sweep, "auto": sweep}
-        rows += race(peer, runs, exact, repeats, floors, batch=n)
-    return rows
+            plans["auto"] = flow.plan("auto", n=n, labels=labels)
+    exact = flow.decode(z, "sequential", labels=labels).x
+    runs: dict[str, Callable[[], Tensor]] = {"plain loop": lambda: plain_tarflow(flow, z, labels)}
+    for name, plan in plans.items():
+        runs[name] = lambda plan=plan: flow.decode(z, plan, labels=labels).x
+    sweep = one_sweep(flow, z, labels=labels)
+    floors = {"sequential": floor(flow, n), "selective, tol 0.5": sweep, "auto": sweep}
+    return race("plain loop", runs, exact, repeats, floors, batch=n)
 
 
 def table(repeats: int) -> list[Row]:
-    return batch_rows(repeats, (1, 16, 64))
+    """The batches of the goals, auto tuned afresh."""
+    flow = jf.load("mnist")
+    return [row for n in (1, 16, 64) for row in race_at(flow, n, repeats, tuned=True)]
 
 
 def batches(repeats: int) -> list[Row]:
-    return batch_rows(repeats, (1, 2, 4, 8, 16, 32, 64, 128, 256), peer="sequential")
+    """Time against batch; auto's stands in the section `auto`."""
+    flow = jf.load("mnist")
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    return [row for n in sizes for row in race_at(flow, n, repeats, tuned=False)]
 
 
 def lengths(repeats: int) -> list[Row]:

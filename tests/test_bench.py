@@ -1,0 +1,109 @@
+"""`make bench`: figures in documents are those of the records, and roads that lost solve what they claim."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import jacobiflow as jf
+from subjects import maf, subject, tarflow
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from benchmarks import harness, roads
+from benchmarks.__main__ import PROGRAMS, SECTIONS
+
+ROOT = Path(__file__).parent.parent
+BENCH = ROOT / "docs/bench"
+
+
+def test_the_tables_of_documents_are_those_of_the_records() -> None:
+    docs = harness.documents(BENCH)
+    assert set(docs) <= set(SECTIONS)
+    text = (ROOT / "docs/performance.md").read_text()
+    named = re.findall(r"<!-- bench:([\w-]+) -->", text)
+    assert set(named) <= set(docs)
+    assert harness.filled(text, docs) == text
+    for name in docs:
+        assert harness.table(docs[name]) in (BENCH / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", sorted(BENCH.glob("*.json")), ids=lambda p: p.stem)
+def test_a_record_says_where_it_comes_from(path: Path) -> None:
+    doc = json.loads(path.read_text())
+    if "section" not in doc:
+        pytest.skip("another program's")
+    assert doc["section"] == path.stem
+    assert doc["rows"]
+    for key in ("command", "commit", "torch", "cpu", "threads", "repeats", "busy_elsewhere"):
+        assert doc[key] is not None
+    for row in doc["rows"]:
+        if "ratio" in row and "method" in row:
+            assert row["deviation"] is not None
+
+
+def test_a_section_that_is_not_run_keeps_its_record(tmp_path: Path) -> None:
+    rows = [{"batch": 1, "method": "ours", "seconds": 0.5, "ratio": 2.0, "deviation": 1e-3}]
+    old = harness.Section("old", lambda repeats: rows)
+    harness.record("batch", old, 7, tmp_path, "make it")
+    before = (tmp_path / "batch.json").read_bytes()
+    (tmp_path / "other.json").write_text("{}")
+    again = [row | {"length": 49, "seconds": 0.25} for row in rows]
+    harness.record("length", harness.Section("new", lambda repeats: again), 7, tmp_path, "make it")
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n<!-- bench:length -->\nold\n<!-- end -->\nAfter.\n")
+    harness.write_tables(tmp_path, [page])
+    assert (tmp_path / "batch.json").read_bytes() == before
+    assert "| 1 | ours | 500 ms | 2x | 0.001 |" in (tmp_path / "README.md").read_text()
+    assert page.read_text().startswith("Before.\n<!-- bench:length -->\n| batch | method |")
+    assert "250 ms" in page.read_text()
+    assert "old" not in page.read_text()
+    assert page.read_text().endswith("<!-- end -->\nAfter.\n")
+    assert (tmp_path / "batch.png").exists()
+    assert (tmp_path / "length.png").exists()
+
+
+def test_races_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[str] = []
+    clock = iter(range(1000))
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: float(next(clock)))
+    runs: Any = {name: lambda name=name: (turns.append(name), torch.ones(2))[1] for name in ("peer", "ours")}
+    found = harness.race("peer", runs, torch.zeros(2), 3, {"ours": 0.5}, batch=4)
+    assert turns == ["peer", "ours"] * 4
+    assert [row["ratio"] for row in found] == [1, 1]
+    assert [row["deviation"] for row in found] == [1, 1]
+    assert [row["distance"] for row in found] == [None, 2]
+
+
+def test_arithmetic_is_counted() -> None:
+    flow = maf(0.5, features=3, blocks=1, hidden=(4,))
+    net = flow.blocks[0]
+    used = (net.masked(0) != 0).sum() + (net.head.weight * net.head_mask != 0).sum()
+    assert harness.arithmetic(flow) == 2 * used
+    flow = tarflow(0.2, blocks=1, layers_per_block=1)
+    w, t, d = 32, 16, 4
+    assert harness.arithmetic(flow) == 2 * t * (12 * w * w + 3 * w * d) + 2 * t * t * w
+
+
+@pytest.mark.parametrize("name", [name for name in roads.ROADS if "threads" not in name])
+@pytest.mark.parametrize("kind", ["tarflow", "maf-affine"])
+def test_roads_that_lost_solve_the_block(kind: str, name: str) -> None:
+    one = subject(kind, torch.float32)
+    block, z = one.block(1, 8), one.flow.to_prior(one.flow.noise(8, seed=0))
+    exact = jf.decode(block, z, jf.Method(width=1)).x
+    roads.MEANS[id(block)] = exact.mean(0, keepdim=True)
+    x, worth = roads.ROADS[name](block, z, 1e-5)
+    assert (x - exact).abs().max() < 1e-3
+    assert 0 < worth < 2 * block.length
+
+
+def test_every_section_and_program_is_there() -> None:
+    assert {"tarflow", "batch", "length", "maf-1", "maf-100", "zuko-maf", "zuko-nsf"} <= set(SECTIONS)
+    assert {"auto", "memory", "operators", "compile", "roads"} <= set(SECTIONS)
+    for name in PROGRAMS:
+        assert (ROOT / f"benchmarks/{name}.py").exists()
