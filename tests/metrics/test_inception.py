@@ -48,7 +48,7 @@ def test_the_real_network() -> None:
 
 
 def test_pixels() -> None:
-    x = torch.tensor([-3.0, -1.0, -0.5, 0.0, 0.996, 1.0, 7.0]).reshape(7, 1, 1, 1)
+    x = torch.tensor([-3.0, -1.0, -0.5, 0.0, 0.999, 1.0, 7.0]).reshape(7, 1, 1, 1)
     assert as_pixels(x).flatten().tolist() == [0, 0, 64, 128, 255, 255, 255]
     levels = torch.arange(256, dtype=torch.uint8).reshape(-1, 1, 1, 1)
     assert as_pixels(levels) is levels

@@ -6,6 +6,8 @@ Wang et al., 2022, by torchmetrics, with any CLIP in the format of transformers.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +52,20 @@ def _tensor(found: Any) -> Tensor:
     return found if isinstance(found, Tensor) else found.pooler_output
 
 
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Without the bars and advice of transformers: what is wrong is raised."""
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 class ClipScorer:
     """Scores images with the CLIP at a path or hub id.
 
@@ -68,15 +84,14 @@ class ClipScorer:
             return _Plain(model.eval()), transformers.CLIPProcessor.from_pretrained(clip)
 
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _quiet(transformers.utils.logging):
                 warnings.simplefilter("ignore")
-                self.metric = module.CLIPImageQualityAssessment(load, data_range=1.0).to(device)
+                self.metric = module.CLIPImageQualityAssessment(load, sync_on_compute=False).to(device)
         except MetricError:
             raise
         except Exception as error:  # which of many, depends on what is missing or damaged
             reason = (str(error).split("\n")[0] or type(error).__name__)[:120]
             raise MetricError(f"CLIP-IQA: {clip} holds no CLIP that can be used ({reason}): {GIVE}") from None
-        self.metric.sync_on_compute = False
 
     def __call__(self, images: Tensor) -> Tensor:
         """Scores [N] of images [N, 1 or 3, H, W], uint8 or floats in [-1, 1]."""
@@ -84,7 +99,7 @@ class ClipScorer:
         self.metric.reset()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.metric.update(pixels.to(self.metric.device).float() / 255)
+            self.metric.update(pixels.to(self.metric.device))  # 0 .. 255: the processor scales them itself
             found: Tensor = self.metric.compute()
         return found.reshape(-1).double().cpu()
 

@@ -219,12 +219,15 @@ def kid(
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # that features are kept: there are at most KEEP
         torch.manual_seed(seed)
-        metric = module.KernelInceptionDistance(_Given(a.shape[1]), subsets=subsets, subset_size=size)
+        metric = module.KernelInceptionDistance(
+            _Given(a.shape[1]),
+            subsets=subsets,
+            subset_size=size,
+            sync_on_compute=False,  # it would wait for other processes, and one alone computes
+        )
         metric.set_dtype(torch.float64)
         metric.update(a.double(), real=True)
         metric.update(b.double(), real=False)
-        # Every process would wait for all others here, and only one of them computes.
-        metric.sync_on_compute = False
         mean, std = metric.compute()
     return KID(
         value=float(mean),
