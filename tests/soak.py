@@ -1,7 +1,8 @@
 """Samples for as many seconds as it is told, at changing batch sizes (the second argument is the largest) and
-plans, and prints how memory went, after a warm-up that draws the largest batch in every way:
+plans, and prints how memory went. First comes the largest batch in every way; the warm-up ends with the first
+tenth of the time, and growth is counted from there:
 
-peak: the most that was ever held, at the end of the warm-up and of each tenth of the time;
+peak: the most that was ever held, before and at the end of each tenth of the time;
 kept: what is held between draws at those moments, once the allocator has given back what it keeps for later.
 """
 
@@ -64,7 +65,7 @@ def main(seconds: float, batch: int) -> None:
         found["peak"].append(peak())
         found["kept"].append(kept())
         print(found, file=sys.stderr, flush=True)
-    growth = {name: max(values) / values[0] - 1 for name, values in found.items()}
+    growth = {name: max(values) / values[1] - 1 for name, values in found.items()}
     about = {
         "seconds": seconds,
         "processor": time.process_time() - worked,

@@ -12,6 +12,7 @@ import warnings
 import zipfile
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -737,7 +738,24 @@ def test_cells_that_point_to_files(hf, tmp_path):
         assert values(load("someone/some-images")[0]) == [6]
 
 
-def test_dataset_of_the_hub(hf, monkeypatch):
+@pytest.fixture
+def commits(monkeypatch) -> list[Any]:
+    """No question reaches the hub; all of them are kept here, and the answer is one commit."""
+    asked: list[Any] = []
+
+    def info(self: Any, source: str, *, revision: str | None, timeout: float) -> Any:
+        asked.append((source, revision))
+        if not commit:
+            raise ConnectionError
+        return SimpleNamespace(sha=commit[0])
+
+    commit: list[str] = []
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", info)
+    asked.append(commit)
+    return asked
+
+
+def test_dataset_of_the_hub(hf, commits, monkeypatch):
     asked = []
 
     def load_dataset(path: str, name: str | None = None, *, split: str) -> Any:
@@ -754,8 +772,18 @@ def test_dataset_of_the_hub(hf, monkeypatch):
     assert (values(train), values(validation)) == ([1, 2], [3])
 
 
-def test_a_pinned_revision_reaches_the_hub(hf, monkeypatch):
+@pytest.mark.parametrize(
+    ("revision", "answer", "want"),
+    [
+        ("", ["c" * 40], "c" * 40),  # the newest, whatever is uploaded meanwhile
+        ("main", ["c" * 40], "c" * 40),
+        ("a" * 40, ["c" * 40], "a" * 40),  # a commit is one already
+        ("v1", [], "v1"),  # no connection: the library may have it in its cache
+    ],
+)
+def test_one_commit_of_the_hub_is_read(hf, commits, monkeypatch, revision, answer, want):
     asked = []
+    commits[0][:] = answer
 
     def names(path: str, name: str | None, **options: Any) -> list[str]:
         asked.append(options)
@@ -767,11 +795,12 @@ def test_a_pinned_revision_reaches_the_hub(hf, monkeypatch):
 
     monkeypatch.setattr(hf, "get_dataset_split_names", names)
     monkeypatch.setattr(hf, "load_dataset", load_dataset)
-    load("someone/some-images", revision="abc123")
-    assert asked == [{"revision": "abc123"}] * 2
+    load("someone/some-images", revision=revision)
+    assert asked == [{"revision": want}] * 2
+    assert commits[1:] == ([] if revision == want != "v1" else [("someone/some-images", revision or None)])
 
 
-def test_a_hub_that_refuses(hf, monkeypatch):
+def test_a_hub_that_refuses(hf, commits, monkeypatch):
     def refuse(path: str, name: str | None) -> list[str]:
         raise ConnectionError(f"no such thing:\n{path}")
 

@@ -51,5 +51,7 @@ class DataConfig:
         for name in ("limit", "split_seed"):
             if getattr(self, name) < 0:
                 raise DataError(f"data.{name} must be 0 or more, not {getattr(self, name)}")
+        if not self.split_seed < 2**63:
+            raise DataError(f"data.split_seed must be below 2^63, not {self.split_seed}")
         if self.fit not in get_args(Fit):
             raise DataError(f"data.fit must be {' or '.join(get_args(Fit))}, not {self.fit!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -142,12 +143,27 @@ def _splits(hf: Any, config: DataConfig, path: Path | None) -> dict[str, Callabl
         return {name: partial(parts.__getitem__, name) for name in parts}
     if path is not None and path.is_file():
         return {"": partial(hf.load_dataset, "parquet", data_files=str(path), split="train")}
+    where, subset = config.source if path is None else str(path), config.subset or None
+    pinned = {}
     if path is None:
         print(f"looking for {config.source} on the Hugging Face hub", file=sys.stderr)
-    where, subset = config.source if path is None else str(path), config.subset or None
-    pinned = {"revision": config.revision} if config.revision and path is None else {}
+        if commit := find_commit(config.source, config.revision):  # all splits are of one commit
+            pinned = {"revision": commit}
+            print(f"{config.source} is of commit {commit} (--data.revision keeps to it)", file=sys.stderr)
     names = hf.get_dataset_split_names(where, subset, **pinned)
     return {name: partial(hf.load_dataset, where, subset, split=name, **pinned) for name in names}
+
+
+def find_commit(source: str, revision: str) -> str:
+    """The commit that `revision` of a dataset names now, "" being the newest; as it is if nobody can tell."""
+    if re.fullmatch("[0-9a-f]{40}", revision):
+        return revision
+    try:
+        from huggingface_hub import HfApi
+
+        return HfApi().dataset_info(source, revision=revision or None, timeout=10).sha or revision
+    except Exception:  # without a connection, or for a name that is wrong, the library has the last word
+        return revision
 
 
 def library(source: str = "a Hugging Face dataset") -> Any:

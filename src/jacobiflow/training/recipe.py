@@ -56,6 +56,13 @@ class TrainingConfig:
         for name in ("epochs", "lr"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecipeError(f"training.{name} must be positive, not {getattr(self, name)}")
+        for name, most in (("epochs", 1e9), ("lr", 1e30), ("final_lr", 1e30), ("weight_decay", 1e30)):
+            if getattr(self, name) > most:
+                raise RecipeError(f"training.{name} must be {most:g} or less, not {getattr(self, name)}")
+        if not self.seed < 2**63:
+            raise RecipeError(f"training.seed must be below 2^63, not {self.seed}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise RecipeError(f"training.betas must be in [0, 1), not {self.betas}")
         for name in ("label_drop", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise RecipeError(f"training.{name} must be in [0, 1), not {getattr(self, name)}")
