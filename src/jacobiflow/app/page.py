@@ -31,9 +31,9 @@ LOOK: dict[str, Any] = {
 RESTING = render.note("All is computed on this machine, one thing after the other.")
 SAMPLE = "Press Sample: the same noise is decoded one position at a time, and by the plan."
 WALK = (
-    "What the flow would make of a block that is not solved yet. With sweeps the picture appears at once, "
-    "one position at a time it appears piece by piece. The second slider follows the first, step for step; "
-    "pull it on to see how long that way is."
+    "What the flow would make of a block that is not solved yet. With sweeps the picture appears all at "
+    "once, one position at a time it appears piece by piece. The second slider follows the "
+    "first, step for step; pull it on to see how long that way is."
 )
 INVERT = (
     "A digit is encoded into noise, and the noise is decoded again. These models write light on dark; an "
@@ -109,7 +109,10 @@ def _status(name: str) -> gr.HTML:
 
 
 def _told(progress: gr.Progress) -> actions.Progress:
-    return lambda share, text: progress(share, desc=text) and None
+    def tell(share: float, text: str) -> None:
+        progress(share, desc=text)
+
+    return tell
 
 
 # Sample
