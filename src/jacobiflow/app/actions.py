@@ -212,7 +212,7 @@ def make_plan(
     """Measure again, and keep what was found for plan "auto"."""
     flow = shelf[model]
     setting = _setting(flow, batch, labelled, guidance)
-    steps, done = len(flow.blocks) + 3, 0
+    steps, done = len(flow.blocks) + 5, 0  # each block, and what comes before and after them
 
     def told(text: str) -> None:
         nonlocal done
