@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import jacobiflow as jf
+from jacobiflow.adapters.pyro import ClampedAffine, StableAffine
+from jacobiflow.adapters.zuko import SoftclipAffine
 from jacobiflow.core import native
+from jacobiflow.core.bijectors import ExpAffine, ScaleAffine
 from jacobiflow.flows.masked import ACTIVATIONS, BoundMaskedBlock, UnitCache
 from jacobiflow.flows.native_masked import NativeUnits, kind
 from subjects import maf
@@ -140,6 +144,49 @@ def test_whole_decodings_are_torchs(plan: str, shape: str, monkeypatch: pytest.M
     torch.testing.assert_close(ours.log_det, theirs.log_det, atol=1e-3, rtol=1e-3)
     for mine, its in zip(ours.stats.blocks, theirs.stats.blocks, strict=True):
         assert (mine.sweeps - its.sweeps).abs().max() <= 1
+
+
+AFFINE = {
+    "exp": ExpAffine(),
+    "softplus": ScaleAffine("softplus", 1e-3),
+    "sigmoid": ScaleAffine("sigmoid", 1e-3),
+    "softclip": SoftclipAffine(1e-3),
+    "clamped": ClampedAffine(-0.2, 0.3),
+    "stable": StableAffine(2.0),
+}
+
+
+@pytest.mark.parametrize("name", AFFINE)
+@pytest.mark.parametrize("n", [1, 7, 100])
+def test_one_position_after_the_other_in_one_call(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and slopes are those of single steps in double precision, whatever the stretches."""
+    monkeypatch.setattr("jacobiflow.flows.native_masked.threads", lambda: 3)
+    ours, exact, z = pair(n, **SHAPES["residual context"])
+    ours, exact = (replace(block, bijector=AFFINE[name]) for block in (ours, exact))
+    end = ours.length
+    want, slopes = z.double(), torch.zeros(n, end, dtype=torch.float64)
+    with torch.no_grad():
+        for t in range(end):
+            theta = exact.params(want, t, t + 1)
+            want[:, t : t + 1], slope = exact.inverse(z[:, t : t + 1].double(), theta)
+            slopes[:, t] = slope[:, 0, 0]
+        assert n == 1 or (slopes.std(0) > 1e-3).sum() > end // 2
+        for edges in ((0, end), (0, 1, 4, 5, 11, end)):
+            x, cache, found = torch.full_like(z, 3.0), ours.new_cache(n), []
+            for lo, hi in itertools.pairwise(edges):
+                found.append(ours.single(x, z, lo, hi, cache))
+                assert cache.valid == hi - 1
+                assert (x[:, hi:] == 3).all()
+            torch.testing.assert_close(x, want.float(), **CLOSE)
+            torch.testing.assert_close(torch.cat(found, 1), slopes.float(), **CLOSE)
+        wide = torch.randn(n, end, 2)
+        assert ours.single(x, wide[..., :1], 0, end, ours.new_cache(n)) is None  # not in one piece
+
+
+def test_only_affine_maps_are_solved_in_one_call() -> None:
+    ours, _, z = pair(3, **SHAPES["spline"])
+    with torch.no_grad():
+        assert ours.single(z.clone(), z, 0, 4, ours.new_cache(3)) is None
 
 
 def test_which_activations_are_known() -> None:

@@ -21,8 +21,10 @@ from jacobiflow.adapters.masked import Network, Structure, pack, structure, with
 from jacobiflow.core.bijectors import Bijector, Spline
 from jacobiflow.core.decode import ROUNDING, decode
 from jacobiflow.core.implicit import attach
-from jacobiflow.core.types import Cache, Decoded, Method
+from jacobiflow.core.native import usable
+from jacobiflow.core.types import Cache, Decoded, Method, Status
 from jacobiflow.flows.masked import Packed
+from jacobiflow.flows.native_masked import kind
 from jacobiflow.flows.units import Units
 from jacobiflow.flows.weights import Watch
 
@@ -158,6 +160,11 @@ class ForeignBlock:
         theta = self.about.theta(flat, context)
         return theta if self.order is None else theta[:, self.order]
 
+    def single(self, x: Tensor, z: Tensor, lo: int, hi: int, cache: Cache | None) -> Tensor | None:
+        """As `Units.single`."""
+        by = getattr(self.about.bijector, "compiled", None)
+        return cache.single(x, z, lo, hi, by) if by is not None and isinstance(cache, Units) else None
+
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return self.about.bijector.forward(x, theta)
 
@@ -192,17 +199,14 @@ class Solver:
         state = State(parts)
         if not state.steady:
             return False
-        if self.watch.changed(state.tensors):
-            about = describe()  # layers may have been replaced, too
-            if about is None:
-                self.watch.forget()
-                return False
-            self.about, self.least = about, least(about)
-            self._pack(state)
-        return self.structure is not None
+        return self.watch.fresh(state.tensors, lambda: self._pack(state, describe()))
 
-    def _pack(self, state: State) -> None:
-        net = self.about.network
+    def _pack(self, state: State, about: Foreign | None) -> bool:
+        """Take the weights in; layers may have been replaced, too. False as in `refresh`."""
+        if about is None:
+            return False
+        self.about, self.least = about, least(about)
+        net = about.network
         masks = [link.mask for link in net.links]
         known = len(masks) == len(self.masks)
         if not known or any(not torch.equal(a, b) for a, b in zip(masks, self.masks, strict=True)):
@@ -212,6 +216,7 @@ class Solver:
             natural = bool((self.structure.order == torch.arange(self.about.length)).all())
             self.order = None if natural else self.units[0]
             self.packed = pack(net, self.structure) if net.activation is not None and state.bare else None
+        return self.structure is not None
 
     def fits(self, z: Tensor, context: Tensor | None) -> bool:
         """Whether the transform takes such rows; what to say of others is the original's business."""
@@ -261,11 +266,9 @@ class Solver:
         n = len(z)
         single = Method(width=1)
         method = Method(tol=tol)
-        if (
-            block.packed
-        ):  # one position at a time is cheap: at once, or for rows that sweeps do not solve soon
-            slow = work(self.about.network, n) > BUSY
-            method = single if slow else Method(tol=tol, max_sweeps=PATIENCE + block.length // 8)
+        if block.packed:  # one position at a time is cheap: at once, or for rows not solved by sweeps soon
+            at_once = compiled(self.about) or work(self.about.network, n) > BUSY
+            method = single if at_once else Method(tol=tol, max_sweeps=PATIENCE + block.length // 8)
         out = decode(
             block,
             z,
@@ -289,6 +292,8 @@ class Solver:
 def _lost(out: Decoded) -> Tensor:
     """The rows that are not solved."""
     status = out.stats.blocks[0].status
+    if sum(status.count(s) for s in Status if not s.failed) == len(status):  # far sooner than one by one
+        return torch.empty(0, dtype=torch.long)
     return torch.tensor([i for i, s in enumerate(status) if s.failed], dtype=torch.long)
 
 
@@ -363,7 +368,7 @@ class Patch:
         if not solver.least <= len(z) or not ordinary(z):
             return None
         right = solver.refresh(self.parts(), self.describe) and solver.fits(z, context)
-        return solver if right else None
+        return solver if right and solver.least <= len(z) else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "solver": None}
@@ -374,9 +379,17 @@ def least(about: Foreign) -> float:
     original; infinity if no number does."""
     if about.passes < SMALL:
         return math.inf
-    if about.passes >= MANY:
+    if about.passes >= MANY or compiled(about):
         return 1
     return math.inf if about.network.activation is None else BUSY / work(about.network, 1)
+
+
+def compiled(about: Foreign) -> bool:
+    """Whether one position after the other is solved in compiled code: nothing beats that."""
+    net = about.network
+    known = hasattr(about.bijector, "compiled") and net.activation is not None and len(net.links) > 1
+    with torch.no_grad():
+        return known and kind(net.activation) is not None and usable(net.links[0].linear.weight) is not None
 
 
 def work(net: Network, n: int) -> float:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from jacobiflow.adapters.conditioner import runs_as
 from jacobiflow.adapters.foreign import Foreign, ForeignMap, Patch
 from jacobiflow.adapters.masked import Link, Network, elementwise
-from jacobiflow.core.bijectors import Bijector
+from jacobiflow.core.bijectors import Bijector, Compiled
+from jacobiflow.core.native import CLAMPED, STABLE
 
 
 class Inverse(Patch):
@@ -122,6 +123,11 @@ class ClampedAffine:
     high: float
     params: int = 2
 
+    @property
+    def compiled(self) -> Compiled:
+        """For the compiled functions."""
+        return CLAMPED, self.low, self.high
+
     def _split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         b, a = theta.chunk(2, dim=-1)
         return b, a + (a.clamp(self.low, self.high) - a).detach()
@@ -141,6 +147,11 @@ class StableAffine:
 
     bias: float
     params: int = 2
+
+    @property
+    def compiled(self) -> Compiled:
+        """For the compiled functions."""
+        return STABLE, self.bias, 0.0
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         b, u = theta.chunk(2, dim=-1)

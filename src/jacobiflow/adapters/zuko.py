@@ -21,7 +21,8 @@ from zuko.utils import unpack
 from jacobiflow.adapters.conditioner import runs_as
 from jacobiflow.adapters.foreign import Foreign, Patch
 from jacobiflow.adapters.masked import Link, Network, elementwise
-from jacobiflow.core.bijectors import Bijector, Spline
+from jacobiflow.core.bijectors import Bijector, Compiled, Spline
+from jacobiflow.core.native import SOFTCLIP
 
 
 class Lazy(Patch):
@@ -112,6 +113,11 @@ class SoftclipAffine:
 
     slope: float = 1e-3
     params: int = 2
+
+    @property
+    def compiled(self) -> Compiled:
+        """For the compiled functions."""
+        return SOFTCLIP, -1 / math.log(self.slope), 0.0
 
     def _scale(self, a: Tensor) -> Tensor:
         return a / (1 + (a / math.log(self.slope)).abs())

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jacobiflow.core.native import affine_inverse
+from jacobiflow.core.native import AFFINE, affine_inverse
+
+Compiled = tuple[int, float, float]  # the number of an affine map in masked.c, and its own numbers
 
 
 class Bijector(Protocol):
@@ -42,6 +44,11 @@ class ExpAffine:
     """
 
     params: int = 2
+
+    @property
+    def compiled(self) -> Compiled:
+        """For the compiled functions."""
+        return AFFINE["exp"], 0.0, 0.0
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         a, b = theta.chunk(2, dim=-1)
@@ -78,6 +85,11 @@ class ScaleAffine:
     scale: Literal["softplus", "sigmoid"] = "softplus"
     eps: float = 1e-3
     params: int = 2
+
+    @property
+    def compiled(self) -> Compiled:
+        """For the compiled functions."""
+        return AFFINE[self.scale], self.eps, 0.0
 
     def scale_of(self, u: Tensor) -> Tensor:
         """s(u), positive."""

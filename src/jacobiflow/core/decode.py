@@ -173,6 +173,12 @@ class _Rows:
         x, slope = self.block.inverse(self.z[:, lo:hi], theta)
         return x, _total(slope)
 
+    def single(self, lo: int, hi: int) -> Tensor | None:
+        """Positions lo .. hi - 1 of x solved one after the other in one call, and their slopes; None where
+        the block does not do that."""
+        solve = getattr(self.block, "single", None)
+        return None if solve is None else solve(self.x, self.z, lo, hi, self.cache)  # type: ignore[no-any-return]
+
     def settle(self, valid: int) -> None:
         """The first `valid` positions will not change; the cache beyond them is stale."""
         if self.cache is not None:
@@ -237,14 +243,18 @@ class _Run:
             if not len(rows):
                 break
             end, cost, slopes = min(begin + CHECK_EVERY, hi), 0, []
-            for t in range(begin, end):
+            quick = None if self.options.watch is not None else rows.single(begin, end)
+            if quick is not None:
+                rows.slope[:, begin:end], cost = quick, end - begin - (begin == 0)
+            for t in range(begin, end) if quick is None else ():
                 cost += rows.cost(t, t + 1)
                 theta = rows.block.params(rows.x, t, t + 1, rows.cache)
                 rows.x[:, t : t + 1], slope = rows.block.inverse(rows.z[:, t : t + 1], theta)
                 slopes.append(slope)
                 if self.options.watch is not None:
                     self.show(self.options.watch, rows, rows.places, t, t + 1)
-            rows.slope[:, begin:end] = _total(torch.cat(slopes, 1))
+            if quick is None:
+                rows.slope[:, begin:end] = _total(torch.cat(slopes, 1))
             self.sweeps[rows.places] += end - max(begin, 1)
             self.evaluated[rows.places] += cost
             finite = rows.x[:, begin:end].isfinite().flatten(1).all(1).cpu()

@@ -104,6 +104,13 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
         *(c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_long),  # x, nodes, active, context
         *(c_void_p, c_int),  # theta, threads
     ]
+    lib.jf_masked_affine.restype = None
+    lib.jf_masked_affine.argtypes = [
+        *(c_void_p, c_long, c_long, c_long, c_long),  # net, n, first, lo, hi
+        *(c_void_p, c_long, c_void_p, c_long, c_void_p, c_long),  # x, z, slope, each with its rows
+        *(c_void_p, c_void_p, c_void_p, c_long),  # nodes, active, context
+        *(c_int, c_float, c_float, c_int),  # kind, its numbers, threads
+    ]
     lib.jf_affine.restype = lib.jf_compare.restype = None
     lib.jf_affine.argtypes = [
         *(c_int, c_float, c_long, c_long, c_long),  # kind, eps, n, w, d
@@ -135,6 +142,7 @@ def panels(weight: Tensor) -> Tensor:
 
 
 AFFINE = {"exp": 0, "softplus": 1, "sigmoid": 2}  # as in elementwise.c
+SOFTCLIP, CLAMPED, STABLE = range(3, 6)  # as in masked.c
 
 
 def affine_inverse(scale: str, eps: float, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -270,6 +270,11 @@ class BoundMaskedBlock:
         units = cache if isinstance(cache, Units) else self.new_cache(len(x))
         return units.params(x, lo, hi)
 
+    def single(self, x: Tensor, z: Tensor, lo: int, hi: int, cache: Cache | None) -> Tensor | None:
+        """As `Units.single`."""
+        by = getattr(self.bijector, "compiled", None)
+        return cache.single(x, z, lo, hi, by) if by is not None and isinstance(cache, Units) else None
+
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return self.bijector.forward(x, theta)
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jacobiflow.core.bijectors import Compiled
 from jacobiflow.core.native import PANEL, Kept, pad, panels, threads
 from jacobiflow.flows.units import Units
 
@@ -147,6 +148,24 @@ class NativeUnits(Units):
             )
         self.valid = max(self.valid, hi - 1)
         return theta
+
+    def single(self, x: Tensor, z: Tensor, lo: int, hi: int, by: Compiled) -> Tensor | None:
+        """Positions lo .. hi - 1 of x [n, T, 1], one after the other, each written when those before it are
+        there; their log |dx/dz| [n, hi - lo]. None where x or z are not what the function takes."""
+        net = self.net.net
+        plain = all(t.dtype == torch.float32 and t.stride(1) == 1 and t.shape[2] == 1 for t in (x, z))
+        if net.params != 2 or not plain or not len(x):
+            return None
+        slope = x.new_empty(len(x), hi - lo)
+        nodes, active, context = self.addresses
+        self.net.lib.jf_masked_affine(
+            *(self.net.address, len(x), min(self.valid, lo), lo, hi),
+            *(x.data_ptr(), x.stride(0), z.data_ptr(), z.stride(0)),
+            *(slope.data_ptr() - lo * slope.element_size(), slope.stride(0)),
+            *(nodes, active, context, self.shared, *by, threads()),
+        )
+        self.valid = max(self.valid, hi - 1)
+        return slope
 
 
 def _reach(packed: Any, source: int, degrees: Sequence[int]) -> list[int]:

@@ -28,6 +28,13 @@ typedef struct {
     const Stage *stages; /* depth hidden ones, then the head */
 } Masked;
 
+enum { EXP, SOFTPLUS, SIGMOID, SOFTCLIP, CLAMPED, STABLE }; /* the first three as in elementwise.c */
+
+typedef struct {
+    long kind;
+    float first, second;
+} Affine;
+
 typedef struct {
     const Masked *net;
     long n, first, upto, lo, hi;
@@ -38,6 +45,11 @@ typedef struct {
     long shared;                         /* whether one row of context is for all */
     float *theta;                        /* [n][hi - lo][params] */
     int threads;
+    const Affine *map; /* to solve by, one position after the other; or null */
+    const float *z;
+    long z_row;
+    float *out, *slope; /* out is x */
+    long slope_row;
 } Work;
 
 typedef struct {
@@ -112,7 +124,7 @@ static void stage_rows(const Stage *w, int kind, long rows, const float *in, lon
     }
 }
 
-static void rows_of(Work *work, long r0, long r1) {
+static void rows_of(const Work *work, long r0, long r1) {
     const Masked *net = work->net;
     long rows = r1 - r0;
     for (long i = 0; i <= net->depth; i++) {
@@ -139,31 +151,94 @@ static void rows_of(Work *work, long r0, long r1) {
     }
 }
 
+/* Rows of an affine map's inverse: x and log |dx/dz| from z and theta [rows][2]. */
+static void affine_rows(const Affine *map, long rows, const float *theta, const float *z, long z_row, float *x,
+                        long x_row, float *slope, long slope_row) {
+    for (long i = 0; i < rows; i += LANES) {
+        long here = rows - i < LANES ? rows - i : LANES;
+        float one[LANES] = {0}, two[LANES] = {0}, from[LANES] = {0}, to[LANES], log[LANES];
+        for (long j = 0; j < here; j++)
+            one[j] = theta[2 * (i + j)], two[j] = theta[2 * (i + j) + 1], from[j] = z[(i + j) * z_row];
+        vec p = load(one), q = load(two), zs = load(from), s;
+        switch (map->kind) {
+        case EXP:
+            store(to, zs * vexp_over(p) + q), store(log, p);
+            break;
+        case SOFTCLIP:
+            q = q / (1.0f + pick(q < 0, -q, q) * map->first);
+            store(to, (zs - p) / vexp_over(q)), store(log, -q);
+            break;
+        case CLAMPED:
+            q = pick(q < map->first, all(map->first), pick(q > map->second, all(map->second), q));
+            store(to, (zs - p) * vexp_over(-q)), store(log, -q);
+            break;
+        case STABLE:
+            s = 1.0f + vexp_over(-q - map->first);
+            store(to, s * zs + (1.0f - s) * p), store(log, vlog(s));
+            break;
+        default:
+            s = (map->kind == SOFTPLUS ? vsoftplus(p) : 1.0f / (1.0f + vexp_over(-p - 2.0f))) + map->first;
+            store(to, (zs - q) / s), store(log, -vlog(s));
+        }
+        for (long j = 0; j < here; j++) x[(i + j) * x_row] = to[j], slope[(i + j) * slope_row] = log[j];
+    }
+}
+
+/* Positions lo .. hi - 1 of some rows, one after the other. */
+static void solve_rows(const Work *work, long r0, long r1) {
+    float theta[2 * GROUP];
+    Work one = *work;
+    one.theta = theta - 2 * r0;
+    for (long t = work->lo; t < work->hi; t++) {
+        one.first = t > work->lo ? t - 1 : work->first, one.upto = t, one.lo = t, one.hi = t + 1;
+        rows_of(&one, r0, r1);
+        affine_rows(work->map, r1 - r0, theta, work->z + r0 * work->z_row + t, work->z_row,
+                    work->out + r0 * work->x_row + t, work->x_row, work->slope + r0 * work->slope_row + t,
+                    work->slope_row);
+    }
+}
+
 static void *share(void *given) {
     Share *mine = given;
     Work *work = mine->work;
     long r = work->n * mine->index / work->threads, end = work->n * (mine->index + 1) / work->threads;
-    for (; r < end; r += GROUP) rows_of(work, r, r + GROUP < end ? r + GROUP : end);
+    for (; r < end; r += GROUP) (work->map ? solve_rows : rows_of)(work, r, r + GROUP < end ? r + GROUP : end);
     return 0;
+}
+
+static void run(Work *work, int threads) {
+    const Masked *net = work->net;
+    long arithmetic = 0; /* a thread costs about as much as a million products */
+    for (long i = 0; i <= net->depth; i++) arithmetic += net->stages[i].in * net->stages[i].out / 2;
+    long from = work->first < work->lo ? work->first : work->lo;
+    arithmetic = arithmetic * (work->hi - from) / net->length * work->n;
+    if (threads > 1 + arithmetic / 1000000) threads = (int)(1 + arithmetic / 1000000);
+    if (threads > work->n) threads = (int)work->n;
+    work->threads = threads < 1 ? 1 : threads;
+    pthread_t others[work->threads];
+    Share shares[work->threads];
+    int running = 1;
+    for (int i = 0; i < work->threads; i++) shares[i] = (Share){work, i};
+    while (running < work->threads && !pthread_create(others + running, 0, share, shares + running)) running++;
+    share(shares);
+    for (int i = running; i < work->threads; i++) share(shares + i); /* threads that could not be had */
+    for (int i = 1; i < running; i++) pthread_join(others[i], 0);
 }
 
 /* Units that see positions first .. upto - 1 and none beyond, then parameters of positions lo .. hi - 1. */
 void jf_masked(const Masked *net, long n, long first, long upto, long lo, long hi, const float *x, long x_row,
                float *const *nodes, float *const *active, const float *const *context, long shared,
                float *theta, int threads) {
-    Work work = {net, n, first, upto, lo, hi, x, x_row, nodes, active, context, shared, theta, 1};
-    long arithmetic = 0; /* a thread costs about as much as a million products */
-    for (long i = 0; i <= net->depth; i++) arithmetic += net->stages[i].in * net->stages[i].out / 2;
-    arithmetic = arithmetic * (hi - (first < lo ? first : lo)) / net->length * n;
-    if (threads > 1 + arithmetic / 1000000) threads = (int)(1 + arithmetic / 1000000);
-    if (threads > n) threads = (int)n;
-    work.threads = threads < 1 ? 1 : threads;
-    pthread_t others[work.threads];
-    Share shares[work.threads];
-    int running = 1;
-    for (int i = 0; i < work.threads; i++) shares[i] = (Share){&work, i};
-    while (running < work.threads && !pthread_create(others + running, 0, share, shares + running)) running++;
-    share(shares);
-    for (int i = running; i < work.threads; i++) share(shares + i); /* threads that could not be had */
-    for (int i = 1; i < running; i++) pthread_join(others[i], 0);
+    Work work = {net, n, first, upto, lo, hi, x, x_row, nodes, active, context, shared, theta, 1, 0, 0, 0, 0, 0, 0};
+    run(&work, threads);
+}
+
+/* x [n][length] of positions lo .. hi - 1, one after the other, and log |dx/dz|; the map takes two parameters. */
+void jf_masked_affine(const Masked *net, long n, long first, long lo, long hi, float *x, long x_row, const float *z,
+                      long z_row, float *slope, long slope_row, float *const *nodes, float *const *active,
+                      const float *const *context, long shared, int kind, float one, float two, int threads) {
+    Affine map = {kind, one, two};
+    Work work = {net, n, first, lo, lo, hi, x, x_row, nodes, active, context, shared, 0, 1, &map, z, z_row, x, slope,
+                 slope_row};
+    run(&work, threads);
 }
