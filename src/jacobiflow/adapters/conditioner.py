@@ -71,7 +71,8 @@ class Snapshot:
         self._slots: list[tuple[dict[str, Any], str, Any]] = []
         self._noisy = [m for m in module.modules() if isinstance(m, _NOISY)]
         for m in module.modules():
-            for store in (m._parameters, m._buffers, m._modules):
+            stores: tuple[dict[str, Any], ...] = (m._parameters, m._buffers, m._modules)
+            for store in stores:
                 self._slots += [(store, name, value) for name, value in store.items() if value is not None]
         self._marks = self._look()
 

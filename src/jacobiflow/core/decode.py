@@ -177,7 +177,8 @@ class _Rows:
         """Positions lo .. hi - 1 of x solved one after the other in one call, and their slopes; None where
         the block does not do that."""
         solve = getattr(self.block, "single", None)
-        return None if solve is None else solve(self.x, self.z, lo, hi, self.cache)  # type: ignore[no-any-return]
+        found: Tensor | None = None if solve is None else solve(self.x, self.z, lo, hi, self.cache)
+        return found
 
     def settle(self, valid: int) -> None:
         """The first `valid` positions will not change; the cache beyond them is stale."""
