@@ -1,0 +1,87 @@
+"""Frames of a real solve: `python docs/pictures/frames.py` writes docs/images/frames-*.png.
+
+One digit of the bundled model `mnist`. In the block next to the data and in the block next to the noise,
+whole sequences are swept from zeros, and beside that solved one position at a time; both are shown after the
+same number of passes through the conditioner. Everything before the block is exact.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import jacobiflow as jf
+
+STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+IMAGES = Path(__file__).parents[1] / "images"
+
+
+def main(folder: Path = IMAGES) -> None:
+    """Both strips."""
+    flow = jf.load("mnist")
+    for name, swept in (("noise", 0), ("data", len(flow.blocks) - 1)):
+        methods = [jf.Method(width=1, init="zeros")] * len(flow.blocks)
+        exact = solve(flow, methods, swept)
+        methods[swept] = jf.Method(width=None, tol=0, init="zeros")
+        sweeps = solve(flow, methods, swept)
+        draw(flow, sweeps, exact, folder / f"frames-{name}.png", f"block next to the {name}")
+
+
+def solve(flow: jf.Flow, methods: list[jf.Method], block: int) -> list[Tensor]:
+    """What that block holds after 0, 1, 2, ... steps, in the order of the data."""
+    seen: list[Tensor] = []
+
+    def watch(sweep: jf.Sweep) -> None:
+        if sweep.block == block:
+            seen.append(sweep.x.clone())
+
+    flow.decode(flow.noise(1, seed=4), jf.Plan(tuple(methods)), labels=3, watch=watch)
+    return seen
+
+
+def draw(flow: jf.Flow, sweeps: list[Tensor], steps: list[Tensor], path: Path, title: str) -> None:
+    """Three rows: the guess after so many sweeps, how far it is from exact, and sequential decoding."""
+    exact = steps[-1]
+    figure = Figure(figsize=(1.05 * len(STEPS) + 1.1, 4.1), layout="constrained")
+    axes = figure.subplots(3, len(STEPS))
+    bound = 3 if "noise" in title else 1
+    grey: dict[str, Any] = {"cmap": "gray", "vmin": -bound, "vmax": bound}
+
+    def picture(x: Tensor) -> Tensor:
+        return flow.from_sequence(x)[0, 0]
+
+    for column, step in zip(axes.T, STEPS, strict=True):
+        for ax in column:
+            ax.set_xticks([])
+            ax.set_yticks([])
+        column[0].set_title(f"{step}", fontsize=10)
+        known = (steps[step] == exact).all(-1, keepdim=True)
+        column[2].set_facecolor("#c8d6e8")
+        column[2].imshow(picture(torch.where(known, exact, float("nan"))), **grey)
+        if step >= len(sweeps):  # they have ended
+            for ax in column[:2]:
+                ax.imshow(torch.full((28, 28), float("nan")))
+                ax.spines[:].set_visible(False)
+            continue
+        off = (sweeps[step] - exact).abs()
+        column[0].imshow(picture(sweeps[step]), **grey)
+        heat = column[1].imshow(picture(off.clamp(min=1e-6)).log10(), cmap="magma", vmin=-5, vmax=0)
+        column[1].set_xlabel(f"{off.max():.1g}", fontsize=8)
+    for ax, text in zip(
+        axes[:, 0], ("sweeps", "their distance\nfrom exact", "one position\na pass"), strict=True
+    ):
+        ax.set_ylabel(text, fontsize=9)
+    bar = figure.colorbar(heat, ax=axes[1, :], shrink=0.9, pad=0.01, ticks=[-4, -2, 0])
+    bar.ax.set_yticklabels(["0.0001", "0.01", "1"], fontsize=8)
+    end = f"sweeps end after {len(sweeps) - 1}"
+    figure.suptitle(f"{title}: after so many passes through the conditioner ({end})", fontsize=11)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
