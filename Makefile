@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Two workers for two cores, one thread each; timings are never taken in tests.
 WORKERS ?= 2
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench docs pictures clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -45,5 +45,14 @@ format: $(VENV)/dev
 bench: $(VENV)/dev
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+docs: $(VENV)/dev
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --quiet --strict $(ARGS)
+	@echo "open site/index.html"
+
+# The pictures of the guide that are not measured: frames of a solve, and the import graph.
+pictures: $(VENV)/dev
+	@$(BIN)/python docs/tools/frames.py
+	@$(BIN)/python docs/tools/graph.py
+
 clean:
-	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""Frames of a real solve: `python docs/pictures/frames.py` writes docs/images/frames-*.png.
+"""Frames of a real solve: `python docs/tools/frames.py` writes docs/images/frames-*.png.
 
 One digit of the bundled model `mnist`. In the block next to the data and in the block next to the noise,
 whole sequences are swept from zeros, and beside that solved one position at a time; both are shown after the

@@ -1,4 +1,4 @@
-"""The import graph: `python docs/pictures/graph.py` writes docs/images/imports.svg from the real imports.
+"""The import graph: `python docs/tools/graph.py` writes docs/images/imports.svg from the real imports.
 
 A box is a layer with its modules; an arrow is drawn from a layer to each layer that its modules import from,
 wider the more imports there are. Arrows go down only: import-linter sees to that.

@@ -1,0 +1,23 @@
+"""Turn a checkpoint of the public TarFlow code into a folder, load it again, and sample it.
+
+python examples/convert_tarflow.py afhq_model_8_768_8_8_0.07.pth
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+import jacobiflow as jf
+
+if len(sys.argv) != 2:
+    raise SystemExit(__doc__)
+path = Path(sys.argv[1])
+flow = jf.import_tarflow(path)  # image_channels=, noise_std=: what the file's name does not tell
+print(flow.config)
+flow.save("converted")
+again = jf.load("converted")
+z = flow.noise(2, seed=0)
+assert torch.equal(flow.decode(z, "sequential").x, again.decode(z, "sequential").x)
+out = again.sample(2, plan="selective", seed=0, check=True)
+print("samples", list(out.x.shape), "residual", out.stats.residual.max().item())
