@@ -46,10 +46,10 @@ bench: $(VENV)/dev
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(VENV)/dev
-	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --quiet --strict $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict $(ARGS)
 	@echo "open site/index.html"
 
-# The pictures of the guide that are not measured: frames of a solve, and the import graph.
+# Pictures of the guide: frames of a solve, the import graph. docs/tools/demo.py makes that of README, after `make demo`.
 pictures: $(VENV)/dev
 	@$(BIN)/python docs/tools/frames.py
 	@$(BIN)/python docs/tools/graph.py

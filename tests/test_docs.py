@@ -3,8 +3,9 @@
 A page is played in a folder of its own, its blocks in order: `python` blocks share one namespace, `bash`
 blocks are run by bash, and a block whose title is the name of a file becomes that file. Commands that set up
 an environment (make, pip, activate) are not run inside the tests that they run: their targets and extras are
-looked up. A block with the title "needs ..." asks for what is not here (8 GPUs, an hour): the program reads
-its options, no more. Files that a user would have are made small, under the names that the pages give them.
+looked up. Lines of torchrun, and blocks with the title "needs ...", ask for what is not here (8 GPUs, an
+hour): the program reads their options, no more. Files that a user would have are made small, under the names
+that the pages give them.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def test_a_page_runs_as_written(page: Path, tmp_path: Path, monkeypatch: pytest.
     for block in found:
         if block.title.startswith("needs "):
             for line in lines(block.text):
-                read(line)
+                look_up(line) if is_setup(line) else read(line)
         elif block.language == "bash":
             run_commands(block.text, tmp_path)
         elif block.language == "python":
@@ -108,8 +109,10 @@ def run_commands(text: str, folder: Path) -> None:
     """A block of commands; what sets up an environment is looked up instead."""
     kept = []
     for line in lines(text):
-        if line.split()[0] in SETUP and not line.startswith(". ./"):
+        if is_setup(line):
             look_up(line)
+        elif line.startswith("torchrun "):
+            read(line)
         else:
             kept.append(line)
     env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
@@ -120,6 +123,10 @@ def run_commands(text: str, folder: Path) -> None:
     assert ran.returncode == 0, f"{script}\n{ran.stdout}\n{ran.stderr}"
     assert "Traceback" not in ran.stderr
     assert "warning" not in ran.stderr.lower(), ran.stderr
+
+
+def is_setup(line: str) -> bool:
+    return line.split()[0] in SETUP and not line.startswith(". ./")
 
 
 def look_up(line: str) -> None:
@@ -181,14 +188,17 @@ def test_the_guide_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_import_graph_is_that_of_the_code(tmp_path: Path) -> None:
+def test_the_import_graph_shows_the_layers_that_there_are(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "docs/tools/graph.py", tmp_path], check=True)
     made, kept = ((folder / "imports.svg").read_text() for folder in (tmp_path, ROOT / "docs" / "images"))
 
-    def names(svg: str) -> list[str]:
-        return re.findall(r"<!-- (.*?) -->", svg)
+    layers = {path.parent.name for path in (ROOT / "src" / "jacobiflow").glob("*/__init__.py")}
 
-    assert names(made) == names(kept), "run `make pictures`"
+    def shown(svg: str) -> set[str]:
+        return layers & set(re.findall(r"<!-- (.*?) -->", svg))
+
+    assert shown(made) == layers
+    assert shown(kept) == layers, "run `make pictures`"
 
 
 # Examples

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -16,11 +17,10 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-LAYERS = (
-    *("cli", "app", "paper", "analysis", "jobs", "metrics", "training", "data"),
-    *("adapters", "flows", "core"),
-)
-IMAGES = Path(__file__).parents[1] / "images"
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "docs" / "images"
+RULES = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+LAYERS = [name.strip("()") for name in RULES["contracts"][0]["layers"]]  # as import-linter has them
 
 
 def read() -> tuple[dict[str, list[str]], Counter[tuple[str, str]]]:
