@@ -10,10 +10,10 @@ import torch
 
 import jacobiflow as jf
 
-if len(sys.argv) != 2:
+if len(sys.argv) not in (2, 3):
     raise SystemExit(__doc__)
-path = Path(sys.argv[1])
-flow = jf.import_tarflow(path)  # image_channels=, noise_std=: what the file's name does not tell
+path, channels = Path(sys.argv[1]), int([*sys.argv, "3"][2])
+flow = jf.import_tarflow(path, image_channels=channels)  # noise_std=, if the name does not tell
 print(flow.config)
 flow.save("converted")
 again = jf.load("converted")

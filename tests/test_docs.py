@@ -72,10 +72,11 @@ def mnist(path: Path) -> None:
 
 
 def checkpoint(path: Path) -> None:
-    torch.save(public(Shape(classes=3), dtype=torch.float32), path)
+    shape = Shape(width=128, patch=4, size=28, channels=1, blocks=4, layers=4, classes=10)
+    torch.save(public(shape, dtype=torch.float32), path)
 
 
-STAND_INS = {"mnist.npz": mnist, "afhq_model_8_768_8_8_0.07.pth": checkpoint}
+STAND_INS = {"mnist.npz": mnist, "mnist_model_4_128_4_4_0.1.pth": checkpoint}
 
 
 # Pages
