@@ -1,6 +1,8 @@
 """Turn a checkpoint of the public TarFlow code into a folder, load it again, and sample it.
 
-python examples/convert_tarflow.py afhq_model_8_768_8_8_0.07.pth
+python examples/convert_tarflow.py mnist_model_4_128_4_4_0.1.pth 1
+
+The first word is the file, the second how many colour channels its images have (3 unless you say so).
 """
 
 import sys

@@ -210,7 +210,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 @pytest.mark.slow
 @pytest.mark.parametrize("script", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_an_example_runs(script: Path, tmp_path: Path) -> None:
-    (usage,) = re.findall(r"^\s+(python examples/.*)$", script.read_text(encoding="utf-8"), re.MULTILINE)
+    (usage,) = re.findall(r"^(python examples/.*)$", script.read_text(encoding="utf-8"), re.MULTILINE)
     _, path, *args = shlex.split(usage)
     for name, make in STAND_INS.items():
         if name in args:
