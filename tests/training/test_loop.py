@@ -358,6 +358,16 @@ def test_plain_lines_elsewhere(train, tmp_path, capsys):
     assert last == f"done; try: jacobiflow sample {tmp_path / 'model'} -n 16 --out samples"
 
 
+def test_the_end_as_json(train, tmp_path, capsys):
+    lines = train(tmp_path, "--json")
+    doc = json.loads(capsys.readouterr().out)
+    assert doc["model"] == str(tmp_path / "model")
+    assert doc["step"] == 10
+    at_the_end = {k: v for line in lines if line["step"] == 10 for k, v in line.items()}
+    assert doc == {"out": str(tmp_path), "model": doc["model"], **at_the_end}
+    assert {"loss", "validation"} <= doc.keys()
+
+
 def test_a_value_that_is_not_finite_is_null(tmp_path):
     with Log(tmp_path, step=0, total=1, tensorboard=False) as subject:
         subject.write(step=1, epoch=1.0, loss=1.5, validation=math.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from jacobiflow.cli.options import listing, note, parse, pick_device, report
+from jacobiflow.cli.options import listing, note, parse, pick_device
 from jacobiflow.data.ising import Ising
 from jacobiflow.data.sources import DataConfig, Images, load_images
 from jacobiflow.flows.flow import Flow
@@ -81,12 +82,15 @@ def main(argv: Sequence[str]) -> None:
     )
     world = World.from_environment()
     try:
-        train(recipe, args.out, pick_device(args.device), world, as_json=args.json)
+        train(recipe, args.out, pick_device(args.device), world)
+        if args.json and world.leader:
+            doc = {"out": str(args.out), "model": str(args.out / "model"), **last(args.out)}
+            print(json.dumps(doc, indent=2, allow_nan=False))
     finally:
         leave()
 
 
-def train(recipe: Recipe, out: Path, device: torch.device, world: World, *, as_json: bool = False) -> None:
+def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None:
     """Build flow and data by the recipe and run it."""
     check_size(recipe.model.shapes())  # before data is read for it
     images = load_for(recipe)
@@ -104,9 +108,6 @@ def train(recipe: Recipe, out: Path, device: torch.device, world: World, *, as_j
     trainer.run()
     if world.leader:
         note(f"done; try: jacobiflow sample {out / 'model'} -n 16 --out samples")
-        if as_json:
-            doc = {"out": str(out), "model": str(out / "model"), "parameters": count, "steps": trainer.total}
-            report(doc | {"last": last(out)}, "", as_json=True)
 
 
 def build_flow(config: Any, target: Ising | None = None) -> Flow:
