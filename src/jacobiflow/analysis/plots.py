@@ -68,7 +68,7 @@ class Sheet:
             self.figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
             self.axes = self.figure.subplots(rows, columns, squeeze=False, **shared)
             if title:
-                self.figure.suptitle(title, parse_math=False, wrap=True)  # titles hold names of files
+                self.figure.suptitle(title, parse_math=False)  # titles hold names of files
 
     def __enter__(self) -> Sheet:
         self._style.__enter__()
@@ -294,8 +294,9 @@ def save_times(rows: Sequence[Row], path: str | Path, *, title: str) -> None:
     """Milliseconds a sample of each plan at each batch size, with the speed-up over it."""
     plans, batches = (list(dict.fromkeys(getattr(r, name) for r in rows)) for name in ("plan", "batch"))
     wide = 0.8 / len(plans)
-    with Sheet(path, size=(max(5.5, 1.1 * len(rows) + 1), 4.2), title=title) as sheet:
+    with Sheet(path, size=(max(5.5, 1.1 * len(rows) + 1), 4.2)) as sheet:
         (ax,) = sheet.axes.flat
+        ax.set_title(title, fontsize=10, wrap=True, parse_math=False)
         for i, plan in enumerate(plans):
             mine = [r for r in rows if r.plan == plan]
             bars = ax.bar(

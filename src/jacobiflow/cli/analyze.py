@@ -46,7 +46,7 @@ class Args:
     answer; sweeps counts them; runtime and memory say what layers cost; progress counts sweeps along a
     training run, from the checkpoints that it kept. Each writes NAME.json and pictures into --out.
 
-    example: jacobiflow analyze mnist --labels 0-9 --what redundancy sweeps
+    example: jacobiflow analyze mnist --labels 0-9 --what sweeps --out look
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
