@@ -82,7 +82,7 @@ def test_the_likelihood_model_of_imagenet(monkeypatch):
 def captured(monkeypatch: pytest.MonkeyPatch, name: str, flags: list[str]) -> Recipe:
     """The recipe that the command would run."""
     seen: list[Recipe] = []
-    monkeypatch.setattr(command, "train", lambda recipe, *_: seen.append(recipe))
+    monkeypatch.setattr(command, "train", lambda recipe, *_, **__: seen.append(recipe))
     assert main(["train", name, *flags]) == 0
     return seen[0]
 
