@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import jacobiflow as jf
-from jacobiflow.analysis.compare import Convergence
+from jacobiflow.analysis.convergence import Approach
 from jacobiflow.analysis.walk import finish
 from jacobiflow.app import actions, pictures, render
 from jacobiflow.app.invert import Inverted, drawn_pixels, invert, uploaded_pixels
@@ -431,7 +431,9 @@ def test_grids_show_samples_in_order() -> None:
 
 
 def test_curves_take_the_colour_of_the_page_and_nothing_from_elsewhere() -> None:
-    svg = pictures.curve(Convergence(jacobi=(3.0, 0.1, 0.0), sequential=(3.0, 2.0, 1.0, 0.0)), "block 1")
+    svg = pictures.curve(
+        Approach(length=4, jacobi=(3.0, 0.1, 0.0), sequential=(3.0, 2.0, 1.0, 0.0)), "block 1"
+    )
     assert svg.startswith("<svg")
     assert "currentColor" in svg
     assert pictures.INK not in svg
