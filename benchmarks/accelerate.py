@@ -1,12 +1,11 @@
 """`jf.accelerate` against the libraries themselves: `python -m benchmarks.accelerate [PART ...]`.
 
 table: the inverse of flows of nflows, zuko, normflows and Pyro, features x samples; never below 0.95x.
-peers: zuko MAF and NSF of 128 features, five transforms, 1000 samples.
 images: an nflows MAF of 16 x 16 MNIST (needs --data), with noise rows that have no finite inverse.
 sbi: posteriors of two moons and of a 10-dimensional linear Gaussian, before and after.
 
 Runs alternate; figures are medians, ratios are to the library's own time on the same noise. They are written
-into --out, where parts that are not measured stay as they are, and beside it as Markdown.
+into --out, where parts that are not measured stay as they are, and from there into docs/accelerate.md.
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ from nflows.transforms import autoregressive as nflows_ar
 from torch import Tensor, nn
 
 import jacobiflow as jf
-from benchmarks.accelerate_report import merged, render
+from benchmarks.accelerate_report import filled, merged, render
 
 Inverse = Callable[[Tensor], Tensor]
-PARTS = ("table", "peers", "images", "sbi")
+PARTS = ("table", "images", "sbi")
+OUT, PAGE = Path("docs/bench/accelerate.json"), Path("docs/accelerate.md")
 FEATURES, SAMPLES = (2, 3, 6, 10, 32, 128), (1, 100, 10_000)
 
 
@@ -202,21 +202,6 @@ def table(names: list[str], features: list[int], samples: list[int], budget: flo
     return rows
 
 
-def peers(budget: float) -> list[dict[str, Any]]:
-    rows = []
-    for name in ("MAF", "NSF"):
-        torch.manual_seed(0)
-        model, inverse = _zuko(name, layers=5, hidden=(256, 256))(128)
-        z = torch.randn(1000, 128, generator=torch.Generator().manual_seed(2))
-        row = {"flow": f"zuko {name}, 5 x 128 features", "samples": 1000} | compare(model, inverse, z, budget)
-        rows.append(row)
-        print(
-            f"{row['flow']}, 1000 samples: {row['theirs_s']:.2f} s -> {row['ours_s']:.3f} s, "
-            f"{row['ratio']:.1f}x, deviation {row['deviation']:.1e}"
-        )
-    return rows
-
-
 def digits(path: Path) -> Tensor:
     """MNIST at 16 x 16, dequantised, in [-1, 1]."""
     from jacobiflow.data.sources import DataConfig, load_images
@@ -372,7 +357,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--images", type=int, default=1000, help="noise rows, for images")
     parser.add_argument("--store", type=Path, default=Path("out/accelerate-images.pt"))
-    parser.add_argument("--out", type=Path, default=Path("docs/bench/accelerate.json"))
+    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     unknown = set(args.parts) - set(PARTS)
     if unknown:
@@ -383,15 +368,16 @@ def main() -> None:
     if "table" in parts:
         rows = table(args.flows, args.features, args.samples, args.budget)
         doc["table"] = merged(doc.get("table", []), rows, list(FLOWS))
-    if "peers" in parts:
-        doc["peers"] = peers(args.budget)
     if "images" in parts:
         doc["images"] = images(args.data, args.store, args.epochs, args.images)
     if "sbi" in parts:
         doc["sbi"] = posteriors(2000, 10_000)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(doc, indent=2) + "\n", encoding="utf-8")
-    args.out.with_suffix(".md").write_text(render(doc), encoding="utf-8")
+    if args.out == OUT:
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), doc), encoding="utf-8")
+    else:
+        print(render(doc))
 
 
 if __name__ == "__main__":

@@ -12,31 +12,27 @@ def merged(old: list[dict[str, Any]], new: list[dict[str, Any]], order: list[str
     return sorted(rows.values(), key=lambda r: (order.index(r["flow"]), r["features"], r["samples"]))
 
 
+def filled(page: str, doc: dict[str, Any]) -> str:
+    """`page` with what stands between <!-- bench:accelerate --> and <!-- end --> made anew."""
+    head, mark, rest = page.partition("<!-- bench:accelerate -->")
+    _, end, tail = rest.partition("<!-- end -->")
+    return f"{head}{mark}\n{render(doc)}{end}{tail}"
+
+
 def render(doc: dict[str, Any]) -> str:
     """The measured parts as Markdown."""
     at = doc["machine"]
     lines = [
-        "# Acceleration, measured",
-        "",
-        "Written by `make bench ARGS=accelerate` from `docs/bench/accelerate.json`; "
-        f"{at['threads']} threads of a CPU ({at['cpu']}), torch {at['torch']}, float32, `tol=1e-6`. "
-        "Speed is how many times sooner the accelerated inverse is done, the median over pairs of runs on "
-        "the same noise; deviation is the largest |ours - theirs| / max(1, |theirs|).",
+        f"CPU: {at['cpu']}, threads: {at['threads']}, torch {at['torch']}, float32, `tol=1e-6`. A ratio is "
+        "how many times sooner the accelerated inverse is done, the median over pairs of runs on the same "
+        "noise; a deviation is the largest |ours - theirs| / max(1, |theirs|).",
     ]
     if "table" in doc:
-        lines += ["", "## Never slower", "", *_table_lines(doc["table"])]
-    if "peers" in doc:
-        lines += ["", "## Deep flows", "", "| flow | samples | theirs | ours | speed | deviation |"]
-        lines += ["|---|---|---|---|---|---|"]
-        lines += [
-            f"| {r['flow']} | {r['samples']} | {r['theirs_s']:.2f} s | {r['ours_s']:.3f} s "
-            f"| {r['ratio']:.1f}x | {r['deviation']:.0e} |"
-            for r in doc["peers"]
-        ]
+        lines += ["", "### Never slower", "", *_table_lines(doc["table"])]
     if "images" in doc:
-        lines += ["", "## Rows without a finite inverse", "", _image_lines(doc["images"])]
+        lines += ["", "### Rows without a finite inverse, measured", "", _image_lines(doc["images"])]
     if "sbi" in doc:
-        lines += ["", "## sbi, end to end", "", *_sbi_lines(doc["sbi"])]
+        lines += ["", "### sbi, end to end", "", *_sbi_lines(doc["sbi"])]
     return "\n".join(lines) + "\n"
 
 

@@ -133,9 +133,7 @@ linear map), its network sees three sites in each direction and is the same arou
 in 16 classes that do not see each other, so that a block samples in 16 steps.
 
 {_physics_lines(doc)}
-
-{_sampling_lines(doc["sampling"])}
-"""
+{_sampling_lines(doc["sampling"]) if "sampling" in doc else ""}"""
 
 
 def _physics_lines(doc: dict[str, Any]) -> str:
@@ -177,6 +175,7 @@ def _physics_lines(doc: dict[str, Any]) -> str:
 def _sampling_lines(doc: dict[str, Any]) -> str:
     agree = doc["agreement"]
     lines = [
+        "",
         "## Sampling",
         f'By `make bench ARGS="ising sampling"`, {doc["threads"]} threads of a CPU, torch {doc["torch"]}:',
         "",
@@ -191,6 +190,7 @@ def _sampling_lines(doc: dict[str, Any]) -> str:
         f"On the same noise, {agree['samples']:,} samples, sequential and swept fields differ by "
         f"{agree['largest_deviation']:.1e} at most (their spread is {agree['spread_of_x']:.2f}), "
         f"log-determinants by {agree['largest_deviation_of_log_det']:.1e}.",
+        "",
     ]
     return "\n".join(lines)
 
