@@ -387,9 +387,10 @@ def least(about: Foreign) -> float:
 def compiled(about: Foreign) -> bool:
     """Whether one position after the other is solved in compiled code: nothing beats that."""
     net = about.network
-    known = hasattr(about.bijector, "compiled") and net.activation is not None and len(net.links) > 1
+    if net.activation is None or kind(net.activation) is None or len(net.links) < 2:
+        return False
     with torch.no_grad():
-        return known and kind(net.activation) is not None and usable(net.links[0].linear.weight) is not None
+        return hasattr(about.bijector, "compiled") and usable(net.links[0].linear.weight) is not None
 
 
 def work(net: Network, n: int) -> float:
