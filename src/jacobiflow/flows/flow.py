@@ -13,13 +13,13 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from jacobiflow.core.decode import decode
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.memory import refuse
+from jacobiflow.core.noise import row_noise
 from jacobiflow.core.plan import Plan, PlanError
 from jacobiflow.core.types import (
     INITS,
@@ -175,12 +175,8 @@ class Flow(nn.Module, ABC):
         refuse(f"noise of {short(n)} samples", 8 * n * math.prod(self.latent_shape), "draw fewer at a time")
         if start + n > 2**63:
             raise ValueError(f"samples are numbered up to 2^63, not {short(start + n)}")
-        key = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
-        rows = np.empty((n, *self.latent_shape))
-        for i in range(n):
-            bits = np.random.Philox(key=np.array([key, start + i], dtype=np.uint64))
-            np.random.Generator(bits).standard_normal(out=rows[i])
         like = next(self.parameters())
+        rows = row_noise(n, self.latent_shape, seed, start)
         return torch.from_numpy(rows).to(dtype=like.dtype, device=like.device)
 
     def decode(

@@ -1,0 +1,82 @@
+"""What the loop of `training.py` asks of a baseline."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from jacobiflow.core.noise import row_noise
+from jacobiflow.core.types import JacobiflowError
+
+EMA_START = 10  # steps over which the average forgets the beginning
+
+
+class BaselineError(JacobiflowError, ValueError):
+    """A baseline that cannot be trained, read or used."""
+
+
+class Generator(Protocol):
+    """A trained baseline."""
+
+    def sample(self, n: int, *, seed: int, start: int = 0) -> Tensor:
+        """Pictures start, start + 1, ..., [n, C, H, W] in [-1, 1]; picture i depends on (seed, i) only."""
+
+
+class Learner(ABC):
+    """A baseline in training: all that a step changes is in `model`, `optimizer` and `average`.
+
+    A step draws nothing but from the generator that it is given, and its learning rate is a function of the
+    step alone: how long training will go on, which a budget of seconds does not tell, changes nothing.
+    """
+
+    kind: ClassVar[str]
+    config: Any
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: nn.Module  # of the part that samples
+
+    @abstractmethod
+    def learn(self, x: Tensor, draw: torch.Generator) -> dict[str, float]:
+        """One step on images [B, C, H, W] in [-1, 1]; returns its losses."""
+
+    @abstractmethod
+    def live(self) -> nn.Module:
+        """The part of `model` that samples, and that `average` is the running mean of."""
+
+    @abstractmethod
+    def export(self, folder: Path) -> None:
+        """Write what `load` reads: safetensors and their config."""
+
+    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Keep these, and count the seconds of training with them."""
+        self.model, self.optimizer = model, optimizer
+        self.average = copy.deepcopy(self.live()).eval().requires_grad_(False)
+        model.register_buffer("seconds", torch.zeros((), dtype=torch.float64))
+
+    def step(self, number: int, x: Tensor, draw: torch.Generator) -> dict[str, float]:
+        """Step `number` of training, then the average of the weights."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * min(1.0, (number + 1) / max(self.config.warmup, 1))
+        losses = self.learn(x, draw)
+        if not all(math.isfinite(value) for value in losses.values()):
+            raise BaselineError(f"the losses are {losses} at step {number}: lower lr, in a new folder")
+        keep = min(self.config.ema, (1 + number) / (EMA_START + number))
+        with torch.no_grad():
+            theirs = self.live().state_dict()
+            for name, mine in self.average.state_dict().items():
+                if mine.is_floating_point():
+                    mine.lerp_(theirs[name], 1 - keep)
+                else:
+                    mine.copy_(theirs[name])
+        return losses
+
+
+def noise(n: int, shape: tuple[int, ...], seed: int, start: int, like: Tensor) -> Tensor:
+    """Standard normal, as `like` is; row i depends on (seed, i) only."""
+    return torch.from_numpy(row_noise(n, shape, seed, start)).to(like)
