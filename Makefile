@@ -46,7 +46,7 @@ bench: $(VENV)/dev
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(VENV)/dev
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 	@echo "open site/index.html"
 
 # Pictures of the guide: frames of a solve, the import graph. docs/tools/demo.py makes that of README, after `make demo`.

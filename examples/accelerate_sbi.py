@@ -16,7 +16,7 @@ prior = torch.distributions.MultivariateNormal(torch.zeros(size), torch.eye(size
 theta = prior.sample((500,))
 trainer = NPE(prior, "maf", show_progress_bars=False)
 trainer.append_simulations(theta, theta + torch.randn(500, size))
-posterior = trainer.build_posterior(trainer.train(max_num_epochs=3))
+posterior = trainer.build_posterior(trainer.train(stop_after_epochs=2))
 
 
 def draw() -> tuple[torch.Tensor, float]:

@@ -12,7 +12,7 @@ import tyro
 
 from jacobiflow.cli.main import COMMANDS
 
-PROGRAM = re.compile(r"(?:^|\s)(?:jacobiflow|-m jacobiflow\.cli\.main)\s+(.*)", re.DOTALL)
+PROGRAM = re.compile(r"(?:^(?:\S*/)?jacobiflow|-m jacobiflow\.cli\.main)\s+(.*)", re.DOTALL)
 
 
 class Read(BaseException):

@@ -62,7 +62,7 @@ def blocks(page: Path) -> list[Code]:
 def mnist(path: Path) -> None:
     draw = np.random.default_rng(0)
     arrays: dict[str, Any] = {}
-    for part, n in (("train", 128), ("test", 32)):
+    for part, n in (("train", 64), ("test", 16)):
         labels = draw.integers(0, 10, n)
         images = np.zeros((n, 28, 28), np.uint8)
         for image, label in zip(images, labels, strict=True):
@@ -73,7 +73,8 @@ def mnist(path: Path) -> None:
 
 def checkpoint(path: Path) -> None:
     shape = Shape(width=128, patch=4, size=28, channels=1, blocks=4, layers=4, classes=10)
-    torch.save(public(shape, dtype=torch.float32), path)
+    state = public(shape, dtype=torch.float32)
+    torch.save({key: 0.1 * value if "proj_out" in key else value for key, value in state.items()}, path)
 
 
 STAND_INS = {"mnist.npz": mnist, "mnist_model_4_128_4_4_0.1.pth": checkpoint}
@@ -178,7 +179,8 @@ def test_most_pages_have_blocks_that_are_run() -> None:
 def test_the_guide_builds_without_a_warning(tmp_path: Path) -> None:
     command = ["make", "-s", "-o", ".venv/dev", "docs", f"ARGS=--site-dir {tmp_path / 'site'}"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-    assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout + ran.stderr
+    assert ran.returncode == 0, ran.stderr
+    assert "WARNING" not in ran.stderr
     for page in (ROOT / "docs").glob("*.md"):
         html = (tmp_path / "site" / f"{page.stem}.html").read_text(encoding="utf-8")
         outside = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="((?:https?:)?//[^"]*)"', html)
@@ -210,7 +212,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 @pytest.mark.slow
 @pytest.mark.parametrize("script", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_an_example_runs(script: Path, tmp_path: Path) -> None:
-    (usage,) = re.findall(r"^(python examples/.*)$", script.read_text(encoding="utf-8"), re.MULTILINE)
+    (usage,) = re.findall(r"^ *(python examples/.*)$", script.read_text(encoding="utf-8"), re.MULTILINE)
     _, path, *args = shlex.split(usage)
     for name, make in STAND_INS.items():
         if name in args:

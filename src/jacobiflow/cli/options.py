@@ -45,7 +45,8 @@ def parse(kind: type[T], args: Sequence[str], *, command: str, default: T | None
         if stop.code:
             raise ValueError(f"{_flat(err.getvalue())}; see jacobiflow {command} --help") from None
         out.seek(0)
-        print("\n".join(_wrap(line) for line in out.read().splitlines()))
+        text = "\n".join(_wrap(line.rstrip()) for line in out.read().splitlines())
+        print(re.sub(r"\n{3,}", "\n\n", text))
         raise
     return found
 
