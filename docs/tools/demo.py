@@ -21,7 +21,7 @@ def main(source: Path = ROOT / "out", folder: Path = ROOT / "docs" / "images") -
     """The picture."""
     report = json.loads((source / "report.json").read_text(encoding="utf-8"))
     rows = {r["plan"]: r for r in report["rows"] if r["batch"] == report["n"]}
-    figure = Figure(figsize=(11, 3.5), layout="constrained")
+    figure = Figure(figsize=(11, 3.15), layout="constrained")
     for ax, plan in zip(figure.subplots(1, len(PLANS)), PLANS, strict=True):
         row = rows[plan]
         with Image.open(source / f"{plan}.png") as grid:
