@@ -56,7 +56,7 @@ def main() -> None:
     for name in () if args.tables else args.sections or SECTIONS:
         record(name, SECTIONS[name], args.repeats, args.out, f'make bench ARGS="{name}"')
     own = args.out.resolve() == (ROOT / "docs/bench").resolve()
-    write_tables(args.out, [ROOT / "docs/performance.md"] if own else [])
+    write_tables(args.out, [ROOT / "docs/performance.md", ROOT / "README.md"] if own else [])
 
 
 if __name__ == "__main__":

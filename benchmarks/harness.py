@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import time
@@ -224,13 +225,43 @@ def documents(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def filled(text: str, docs: Mapping[str, Mapping[str, Any]]) -> str:
-    """`text` with the tables between <!-- bench:NAME --> and <!-- end --> made anew from the records."""
-    for name, doc in docs.items():
-        head, mark, rest = text.partition(f"<!-- bench:{name} -->")
-        if mark:
-            _, end, tail = rest.partition("<!-- end -->")
-            text = f"{head}{mark}\n{table(doc)}{end}{tail}"
-    return text
+    """`text` with what stands between <!-- bench:NAME --> and <!-- end --> made anew from the records."""
+
+    def fill(match: re.Match[str]) -> str:
+        name = match[1]
+        made = {"summary": summary(docs)} | {known: table(doc) for known, doc in docs.items()}
+        found = made.get(name) or _missing(name)
+        return f"<!-- bench:{name} -->\n{found}<!-- end -->"
+
+    return re.sub(r"<!-- bench:([\w-]+) -->.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
+def _missing(name: str) -> str:
+    return f'Not measured yet: `make bench ARGS="{name}"`.\n'
+
+
+GOALS = {
+    "tarflow": "`mnist`, TarFlow, T 49",
+    "maf-1": "`mnist-maf`, MAF, T 784",
+    "maf-100": "`mnist-maf`, MAF, T 784",
+    "zuko-maf": "zuko MAF, 128 features, 1000 samples",
+    "zuko-nsf": "zuko NSF, 128 features, 1000 samples",
+}
+
+
+def summary(docs: Mapping[str, Mapping[str, Any]]) -> str:
+    """What was measured of the goals, in one table."""
+    heads = ("model", "batch", "decoding", "against", "speed-up", "largest deviation from exact")
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for name, model in GOALS.items():
+        rows = docs.get(name, {"rows": []})["rows"]
+        for row in rows:
+            if row["method"] == rows[0]["method"]:  # the peer
+                continue
+            batch = row.get("batch", row.get("samples", ""))
+            ratio, off = _cell("ratio", row["ratio"]), _cell("deviation", row["deviation"])
+            lines.append(f"| {model} | {batch} | {row['method']} | {rows[0]['method']} | {ratio} | {off} |")
+    return "\n".join(lines) + "\n"
 
 
 def write_tables(folder: Path, pages: list[Path]) -> None:

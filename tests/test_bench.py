@@ -27,8 +27,12 @@ def test_the_tables_of_documents_are_those_of_the_records() -> None:
     assert set(docs) <= set(SECTIONS)
     text = (ROOT / "docs/performance.md").read_text()
     named = re.findall(r"<!-- bench:([\w-]+) -->", text)
-    assert set(named) <= set(docs)
+    assert set(named) <= set(SECTIONS)
+    assert len(set(named)) == len(named) >= 10
     assert harness.filled(text, docs) == text
+    readme = (ROOT / "README.md").read_text()
+    assert "<!-- bench:summary -->" in readme
+    assert harness.filled(readme, docs) == readme
     for name in docs:
         assert harness.table(docs[name]) in (BENCH / "README.md").read_text()
 
