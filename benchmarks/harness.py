@@ -231,9 +231,14 @@ def filled(text: str, docs: Mapping[str, Mapping[str, Any]]) -> str:
         name = match[1]
         made = {"summary": summary(docs)} | {known: table(doc) for known, doc in docs.items()}
         found = made.get(name) or _missing(name)
+        if name in PLOTS and name in docs:
+            found += f"\n![{PLOTS[name]}](bench/{name}.png)\n"
         return f"<!-- bench:{name} -->\n{found}<!-- end -->"
 
     return re.sub(r"<!-- bench:([\w-]+) -->.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
+PLOTS = {"batch": "time against batch", "length": "time against sequence length"}
 
 
 def _missing(name: str) -> str:

@@ -17,6 +17,7 @@ from jacobiflow.core import native
 FUNCTIONS = {
     "jf_params": "network",
     "jf_masked": "network",
+    "jf_masked_affine": "network",  # with the elementwise map, one position after the other
     "jf_affine": "elementwise",
     "jf_compare": "elementwise",
 }

@@ -68,6 +68,7 @@ def test_a_section_that_is_not_run_keeps_its_record(tmp_path: Path) -> None:
     assert "250 ms" in page.read_text()
     assert "old" not in page.read_text()
     assert page.read_text().endswith("<!-- end -->\nAfter.\n")
+    assert "![time against sequence length](bench/length.png)" in page.read_text()
     assert (tmp_path / "batch.png").exists()
     assert (tmp_path / "length.png").exists()
 
