@@ -1,7 +1,7 @@
-"""A finished run as a bundled model: `python -m benchmarks.bundle RUN NAME --quality QUALITY.json`.
+"""A finished run as a bundled model: `python -m benchmarks.bundle RUN NAME --recipe RECIPE --data DATA`.
 
 Stores the weights in half precision, measures what that changes, and writes the card: data, recipe,
-training log, measured figures.
+training log, measured figures. DATA is one of those that may be handed on, and whose cards say what they are.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,43 @@ import jacobiflow as jf
 from jacobiflow.analysis.compare import compare
 from jacobiflow.data.pictures import save_grid
 from jacobiflow.training.recipe import Recipe
+
+LARGEST = 8_000_000  # bytes of a bundled folder
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a card says about the data."""
+
+    tag: str  # of the hub
+    source: str
+    text: str
+    figures: str  # the command that measured what --quality has
+
+
+DATA = {
+    "mnist": Data(
+        "mnist",
+        "mnist.npz",
+        "All 60,000 training images of MNIST (LeCun et al.); validation and figures are on the 10,000 test "
+        "images.",
+        "python -m benchmarks.mnist_quality",
+    ),
+    "cifar10": Data(
+        "cifar10",
+        "cifar10.npz",
+        "The first 14,000 training images of CIFAR-10 (Krizhevsky, 2009); validation is on the first 3,000 "
+        "test images.",
+        "jacobiflow reproduce",
+    ),
+    "cifar100": Data(
+        "cifar100",
+        "cifar100.npz",
+        "8,000 training images of CIFAR-100 with fine labels (Krizhevsky, 2009), not of the official split; "
+        "validation is on 2,000 others.",
+        "jacobiflow reproduce",
+    ),
+}
 
 
 def half_precision(flow: jf.Flow, folder: Path, n: int = 64) -> dict[str, float]:
@@ -53,7 +91,9 @@ def log_table(run: Path, dims: int) -> str:
     return "\n".join(rows)
 
 
-def card(name: str, flow: jf.Flow, recipe: str, run: Path, notes: str, figures: dict[str, Any]) -> str:
+def card(
+    name: str, flow: jf.Flow, recipe: str, run: Path, data: Data, notes: str, figures: dict[str, Any]
+) -> str:
     """The model card."""
     about = Recipe.load(recipe)
     count = sum(p.numel() for p in flow.parameters())
@@ -63,7 +103,7 @@ def card(name: str, flow: jf.Flow, recipe: str, run: Path, notes: str, figures: 
 library_name: jacobiflow
 license: mit
 tags: [normalizing-flow]
-datasets: [mnist]
+datasets: [{data.tag}]
 ---
 # {name}
 
@@ -75,18 +115,18 @@ flow = jf.load("{name}")
 ```
 
 ## Data and recipe
-All 60,000 training images of MNIST (LeCun et al.); validation and figures are on the 10,000 test images.
-Recipe `{recipe}`: `jacobiflow train {recipe} --data.source mnist.npz`. {notes}
+{data.text}
+Recipe `{recipe}`: `jacobiflow train {recipe} --data.source {data.source}`. {notes}
 
 ## Training log
-Losses are nats a dimension of the noised data, over the last 400 steps for training and on 1,000 test images
-for validation.
+Losses are nats a dimension of the noised data, over the last 400 steps for training and on 1,000 held-out
+images for validation.
 
 {log_table(run, dims)}
 
 ## Measured figures
-By `python -m benchmarks.mnist_quality` and `python -m benchmarks.bundle`; deviations are of samples from the
-same noise, in data units (images span [-1, 1]).
+By `{data.figures}` and `python -m benchmarks.bundle`; deviations are of samples
+from the same noise, in data units (images span [-1, 1]).
 
 ```json
 {listing}
@@ -99,7 +139,8 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of a finished `jacobiflow train`")
     parser.add_argument("name", help="bundled name")
     parser.add_argument("--recipe", required=True)
-    parser.add_argument("--quality", type=Path, help="JSON of benchmarks.mnist_quality")
+    parser.add_argument("--data", choices=DATA, default="mnist", help="what it was trained on")
+    parser.add_argument("--quality", type=Path, help="JSON with more figures for the card")
     parser.add_argument("--notes", default="", help="a sentence for the card")
     parser.add_argument("--out", type=Path, default=Path("src/jacobiflow/bundled"))
     args = parser.parse_args()
@@ -119,12 +160,13 @@ def main() -> None:
     figures["sweeps"] = {r.plan: {"a_block": r.sweeps, "largest_deviation": r.largest} for r in rows}
     if args.quality:
         figures |= json.loads(args.quality.read_text())
-    flow.save(
-        folder, dtype=torch.float16, card=card(args.name, flow, args.recipe, args.run, args.notes, figures)
-    )
+    text = card(args.name, flow, args.recipe, args.run, DATA[args.data], args.notes, figures)
+    flow.save(folder, dtype=torch.float16, card=text)
     size = sum(f.stat().st_size for f in folder.iterdir())
     print(json.dumps(figures, indent=2))
     print(f"{folder}: {size / 1e6:.2f} MB")
+    if size > LARGEST:
+        parser.exit(1, f"{folder} is larger than the {LARGEST / 1e6:g} MB that a bundled model may have\n")
 
 
 if __name__ == "__main__":
