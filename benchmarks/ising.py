@@ -24,22 +24,10 @@ from torch import Tensor
 
 import jacobiflow as jf
 from jacobiflow.metrics.ising import evaluate
+from jacobiflow.paper.maf import full_passes
 
 PARTS = ("sampling", "physics", "maf")
 CARD = Path("src/jacobiflow/bundled/ising-16/README.md")
-
-
-def full_passes(flow: jf.Flow, z: Tensor) -> Tensor:
-    """Every block inverted by as many passes as it has positions, none of them cached."""
-    seq = flow.to_prior(z)
-    with torch.no_grad():
-        for block, order in flow.bound_blocks(len(z)):
-            seq = seq if order is None else seq[:, order]
-            x = torch.zeros_like(seq)
-            for _ in range(block.length):
-                x, _ = block.inverse(seq, block.params(x, 0, block.length))
-            seq = x if order is None else x[:, order.argsort()]
-        return flow.from_sequence(seq)
 
 
 def seconds(run: Callable[[Tensor], object], flow: jf.Flow, n: int, batch: int) -> float:

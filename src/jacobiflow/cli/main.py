@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "train a flow by a recipe, on one process or many",
     "evaluate": "measure how good a model's samples are",
     "analyze": "masking, convergence, sweeps, run time and memory, layer by layer",
+    "reproduce": "measure every table and figure of the paper again",
     "convert": "turn a public TarFlow checkpoint into a jacobiflow folder",
     "app": "open the playground, a page for the browser",
     "models": "list the bundled models and recipes",

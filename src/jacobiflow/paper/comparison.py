@@ -1,0 +1,139 @@
+"""The main comparison (Table 1), with two more methods and the deviation of every method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jacobiflow.paper import paper_figures
+from jacobiflow.paper.item import Cell, Docs, Figure, Item, Result, Table, missing_rows, present
+from jacobiflow.paper.quality import BIASED, NO_CLIP, judge
+from jacobiflow.paper.timing import timed
+from jacobiflow.paper.workshop import METHODS, TAU, Context
+
+PAPER = ("sequential", "uniform", "selective")  # the methods of its table
+
+
+def run(context: Context) -> Result:
+    """Time at every batch size in three runs, then quality of as many samples as the scale says."""
+    shop, scale = context.workshop, context.scale
+    speed: list[dict[str, Any]] = []
+    for batch in scale.batches:
+        plans = {method: shop.plan(context.model, method, batch, tau=TAU) for method in METHODS}
+        speed += timed(context, plans, batch, runs=scale.runs, repeats=scale.repeats)
+    full = context.model in scale.judged
+    n = shop.wanted(context.model) if full else shop.few()
+    beyond = n if scale.beyond is None else min(n, scale.beyond)
+    scored = n if scale.scored is None else min(n, scale.scored)
+    counts = {method: n if method in PAPER else beyond for method in METHODS}
+    # The plans of the largest batch are those whose samples are judged.
+    quality = judge(context, plans, counts, runs=scale.quality_runs, full=full, scored=scored)
+    return Result(
+        data={
+            "tau": TAU,
+            "speed": speed,
+            "quality": quality,
+            "plans": {name: [vars(m) for m in plan] for name, plan in plans.items()},
+        },
+        counts={
+            "timed_batches": scale.runs * scale.repeats,
+            "runs": scale.runs,
+            "quality_samples": n,
+            "quality_samples_beyond_the_paper": beyond,
+            "scored_samples": scored,
+            "quality_runs": scale.quality_runs,
+            "real_images": quality["sequential"]["real"],
+        },
+        seeds={"noise": context.seed},
+    )
+
+
+def tables(docs: Docs) -> list[Table]:
+    """Speed at each batch size, then quality."""
+    return [speed_table(docs), quality_table(docs)]
+
+
+def speed_table(docs: Docs) -> Table:
+    """Seconds, speed-up, deviation."""
+    head = ("model", "batch", "method", "seconds a batch", "speed-up", "largest dev.", "mean dev.")
+    rows: list[Sequence[Cell]] = []
+    for model in present(docs):
+        batch = None
+        for i, row in enumerate(docs[model]["data"]["speed"]):
+            at = f"speed/{i}"
+            new, batch = row["batch"] != batch, row["batch"]
+            rows.append(
+                (
+                    model if i == 0 else "",
+                    Figure(model, f"{at}/batch", "{}") if new else "",
+                    row["method"],
+                    (
+                        Figure(model, f"{at}/seconds", "{:.3f}"),
+                        " ± ",
+                        Figure(model, f"{at}/spread", "{:.3f}"),
+                    ),
+                    (Figure(model, f"{at}/speedup"), "x"),
+                    Figure(model, f"{at}/largest", "{:.2g}"),
+                    Figure(model, f"{at}/mean", "{:.1g}"),
+                )
+            )
+    note = (
+        "Seconds of decoding alone. ± is the largest deviation of a run from the mean of the runs. "
+        "Deviations are from sequential "
+        "decoding "
+        "of the same noise, on images in [-1, 1]. Uniform, selective: tau 0.5. Windowed: windows of 16 "
+        "positions, closed at 0.01, in the first block, selective else. Auto: tuned for this machine and "
+        "batch."
+    )
+    return Table(title="Ours: speed", head=head, rows=[*rows, *missing_rows(docs, len(head))], note=note)
+
+
+def quality_table(docs: Docs) -> Table:
+    """FID, KID, paired distance, CLIP-IQA, BRISQUE."""
+    head = ("model", "method", "FID ↓", "KID ↓", "paired ↓", "CLIP-IQA ↑", "BRISQUE ↓", "samples")
+    rows: list[Sequence[Cell]] = []
+    for model in present(docs):
+        for i, (method, row) in enumerate(docs[model]["data"]["quality"].items()):
+            at = f"quality/{method}"
+            rows.append(
+                (
+                    model if i == 0 else "",
+                    method,
+                    spread(model, at, row, "fid"),
+                    (
+                        Figure(model, f"{at}/kid", "{:.4f}"),
+                        " ± ",
+                        Figure(model, f"{at}/kid_std", "{:.4f}"),
+                    ),
+                    Figure(model, f"{at}/paired_relative", "{:.4f}"),
+                    spread(model, at, row, "clip_iqa") if row["clip_iqa"] is not None else NO_CLIP,
+                    spread(model, at, row, "brisque"),
+                    Figure(model, f"{at}/samples", "{:,}"),
+                )
+            )
+    note = (
+        f"{BIASED} ± of KID is over its subsets, of the others over runs where there are several. Paired: "
+        "the "
+        "mean distance of Inception features to sequential decoding of the same noise, in units of the mean "
+        "distance between different samples. A dash under FID: too few samples for it. BRISQUE was made for "
+        "photographs; lower is better."
+    )
+    return Table(title="Ours: quality", head=head, rows=[*rows, *missing_rows(docs, len(head))], note=note)
+
+
+def spread(model: str, at: str, row: dict[str, Any], key: str) -> Cell:
+    """A figure, with its deviation if there was more than one run."""
+    value = Figure(model, f"{at}/{key}")
+    return (value, " ± ", Figure(model, f"{at}/spread/{key}")) if row["runs"] > 1 else value
+
+
+ITEM = Item(
+    name="comparison",
+    title="Comparison of decoders",
+    shows="Table 1",
+    models=lambda scale: scale.images,
+    run=run,
+    tables=tables,
+    theirs=(paper_figures.comparison(),),
+    minutes=lambda scale, model: 13.0 if model in scale.judged else 2.8,
+)

@@ -1,0 +1,173 @@
+"""The flow beside a GAN and a diffusion model (Table A6)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jacobiflow.metrics import as_pixels, features, fid_of, kid, load_inception
+from jacobiflow.metrics.fid import Collector
+from jacobiflow.paper import drawing, paper_figures
+from jacobiflow.paper.baselines import Generator, load_baseline
+from jacobiflow.paper.baselines.training import ABOUT, Kind
+from jacobiflow.paper.baselines.worth import CLEARLY, shuffle_pixels
+from jacobiflow.paper.item import (
+    Cell,
+    Docs,
+    Figure,
+    Item,
+    Missing,
+    Picture,
+    Result,
+    Table,
+    missing_rows,
+    present,
+)
+from jacobiflow.paper.models import MODELS
+from jacobiflow.paper.quality import BIASED, look, real
+from jacobiflow.paper.workshop import AT_ONCE, TAU, Context
+from jacobiflow.training.world import World
+
+BASELINES: dict[Kind, str] = {"fastgan": "FastGAN", "ddim": "DDIM, 20 steps"}
+SHUFFLED = "real images, pixels shuffled"
+FLOW = "selective"
+
+
+def baseline(context: Context, kind: Kind) -> Generator:
+    """A trained baseline of the model's data: the folder MODEL-KIND beside the models."""
+    shop, name = context.workshop, f"{context.model}-{kind}"
+    places = [base / name for base in (*shop.models_dirs, shop.out / "trained")]
+    found = next((path for path in places if (path / ABOUT).is_file()), None)
+    if found is None and shop.train_baseline is not None:
+        found = places[-1]
+        shop.train_baseline(kind, MODELS[context.model], found)
+    if found is None:
+        raise Missing(
+            f"no weights: train it with `python -m jacobiflow.paper.baselines --kind {kind}` into "
+            f"models/{name} and give --models-dir models, or add --train-missing"
+        )
+    return load_baseline(kind, found, shop.device)
+
+
+def run(context: Context) -> Result:
+    """Seconds a batch and FID of each, by the same rules; and of shuffled pixels, the floor."""
+    shop, scale, model = context.workshop, context.scale, context.model
+    n, batch = shop.wanted(model), scale.batches[-1]
+    known = real(shop, model, n)
+    plan = shop.plan(model, FLOW, batch, tau=TAU)
+    seen = look(shop, model, plan, n, context.seed).moments
+    rows: list[dict[str, Any]] = [
+        {
+            "method": f"flow, {FLOW}",
+            "seconds": seconds(
+                context, lambda start: shop.draw(model, plan, batch, start=start), scale.repeats, batch
+            ),
+            "fid": fid_of(known, seen).value,
+            "kid": kid(known, seen).value,
+            "samples": seen.count,
+        }
+    ]
+    shown = {f"flow, {FLOW}": shop.draw(model, plan, 24)}
+    for kind, label in BASELINES.items():
+        try:
+            generator = baseline(context, kind)
+        except Missing as error:
+            rows.append({"method": label, "missing": str(error)})
+            continue
+        rows.append({"method": label} | measure(context, generator, n, batch, known))
+        shown[label] = as_pixels(generator.sample(24, seed=context.seed))
+    if found := [row for row in rows[1:] if "fid" in row]:
+        floor = {"method": SHUFFLED} | shuffled(context, n, known)
+        for row in found:
+            row["counts"] = all(row[key] < CLEARLY * floor[key] for key in ("fid", "kid"))
+        rows.append(floor)
+    path = context.picture("generators")
+    drawing.grids(path, shown, columns=8, across=len(shown))
+    return Result(
+        data={"rows": rows, "tau": TAU},
+        counts={"samples": n, "real_images": known.count, "batch": batch, "timed_batches": scale.repeats},
+        seeds={"noise": context.seed},
+        pictures=(Picture(path.name, f"{model}: samples of each.", context.restricted),),
+    )
+
+
+def seconds(context: Context, draw: Callable[[int], Tensor], repeats: int, batch: int) -> float:
+    """The mean of several batches, after one that pays for what is made at first use."""
+    device, found = context.workshop.device, []
+    for i in range(repeats + 1):
+        began = time.perf_counter()
+        draw(i * batch)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - began)
+    return statistics.fmean(found[1:])
+
+
+def measure(context: Context, generator: Generator, n: int, batch: int, known: Any) -> dict[str, Any]:
+    """A baseline, as the flow is measured."""
+    network, seen = load_inception(context.workshop.device), Collector(n)
+    for start in range(0, n, AT_ONCE):
+        x = generator.sample(min(AT_ONCE, n - start), seed=context.seed, start=start)
+        seen.add(start, features(x, network))
+    moments = seen.moments(World())
+    time_of = seconds(
+        context,
+        lambda start: generator.sample(batch, seed=context.seed, start=start),
+        context.scale.repeats,
+        batch,
+    )
+    return {
+        "seconds": time_of,
+        "fid": fid_of(known, moments).value,
+        "kid": kid(known, moments).value,
+        "samples": n,
+    }
+
+
+def shuffled(context: Context, n: int, known: Any) -> dict[str, Any]:
+    """Test images whose pixels change places: the same colours, no picture."""
+    test = context.workshop.images(context.model)[1].pixels
+    draw = torch.Generator().manual_seed(context.seed)
+    pixels = shuffle_pixels(test[torch.randint(len(test), (n,), generator=draw)], context.seed)
+    found = features(pixels.to(context.workshop.device), load_inception(context.workshop.device))
+    return {"fid": fid_of(known, found).value, "kid": kid(known, found).value, "samples": n}
+
+
+def tables(docs: Docs) -> list[Table]:
+    """Seconds and FID."""
+    head = ("model", "method", "seconds a batch", "FID ↓", "KID ↓", "samples", "counts as a baseline")
+    rows: list[Sequence[Cell]] = []
+    for model in present(docs):
+        for i, row in enumerate(docs[model]["data"]["rows"]):
+            at = f"rows/{i}"
+            cells: tuple[Cell, ...] = (
+                Figure(model, f"{at}/seconds", "{:.3f}"),
+                Figure(model, f"{at}/fid"),
+                Figure(model, f"{at}/kid", "{:.4f}"),
+                Figure(model, f"{at}/samples", "{:,}"),
+                {True: "yes", False: "no", None: ""}[row.get("counts")],
+            )
+            if "missing" in row:
+                cells = (Figure(model, f"{at}/missing"), "", "", "", "")
+            rows.append((model if i == 0 else "", row["method"], *cells))
+    note = (
+        f"Seconds with denoising. {BIASED} A baseline counts if it is below {CLEARLY:g} of shuffled pixels."
+    )
+    return [Table(title="Ours", head=head, rows=[*rows, *missing_rows(docs, len(head))], note=note)]
+
+
+ITEM = Item(
+    name="generators",
+    title="Beside a GAN and a diffusion model",
+    shows="Table A6",
+    models=lambda scale: scale.generators,
+    run=run,
+    tables=tables,
+    theirs=(paper_figures.generators(),),
+    minutes=lambda scale, model: 1.0,
+)

@@ -1,0 +1,264 @@
+"""report.html: one self-contained page, every figure of which says which JSON it comes from.
+
+A number is written as <b data-json="ITEM/MODEL.json" data-at="data/..." data-format="...">...</b>, a picture
+as <img data-sha256="...">, so that anybody can check the page against the files beside it (`check`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+
+from jacobiflow.core.records import parse_json, read_text
+from jacobiflow.paper.claims import verdict_word
+from jacobiflow.paper.item import Cell, Doc, Docs, Figure, Item, Table, find, write
+
+NUMBER = "{:.4g}"
+CLAIMS, SUMMARY = "claims.json", "summary.json"
+
+
+def summarise(docs: Mapping[str, Docs]) -> Doc:
+    """Where and by what everything on the page was measured, and how long it took."""
+    every = [doc for found in docs.values() for doc in found.values() if "data" in doc]
+    return {
+        "machines": sorted({f"{d['machine']}, {d['threads']} threads ({d['device']})" for d in every}),
+        "commits": sorted({d["commit"] for d in every}),
+        "commands": list(dict.fromkeys(d["command"] for d in every)),
+        "measured": len(every),
+        "minutes": sum(d["minutes"] for d in every),
+    }
+
+
+def render(
+    items: Sequence[Item], docs: Mapping[str, Docs], claims: Sequence[Doc], out: Path, *, public: bool = False
+) -> str:
+    """The page. public: pictures that may not be handed on are left out, and a line says so."""
+    style = (files("jacobiflow.paper") / "report.css").read_text(encoding="utf-8")
+    sections = [_section(item, docs[item.name], claims, out / item.name, public) for item in items]
+    links = "".join(f'<a href="#{item.name}">{escape(item.title)}</a>' for item in items)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<title>jacobiflow beside the paper</title>\n"
+        f"<style>\n{style}</style></head>\n<body><main>\n{_head(summarise(docs))}\n"
+        f'<nav><a href="#claims">Claims</a>{links}</nav>\n{_claims(claims)}\n' + "\n".join(sections) + "\n"
+        "</main></body></html>\n"
+    )
+
+
+def _head(about: Doc) -> str:
+    minutes = _number(SUMMARY, "minutes", about["minutes"], "{:.0f}")
+    measured = _number(SUMMARY, "measured", about["measured"], "{}")
+    commands = "; ".join(f"<code>{escape(c)}</code>" for c in about["commands"])
+    return (
+        "<h1>Selective Jacobi decoding: our figures beside the paper’s</h1>\n"
+        '<p class="lead">Every table and figure of Zhang et al., <i>Accelerating Inference of Discrete '
+        "Autoregressive Normalizing Flows by Selective Jacobi Decoding</i> (TMLR 2026), measured again by "
+        "<code>jacobiflow reproduce</code>. Our models are small and our machine has no GPU unless it says "
+        "so: compare directions and ratios, not seconds.</p>\n"
+        f'<p class="facts">{measured} measurements in {minutes} minutes on '
+        f"{escape('; '.join(about['machines']))}, commit {escape(', '.join(about['commits']))}. Made by "
+        f"{commands}. Every JSON file names its own commit, command, versions, counts and seeds.</p>"
+    )
+
+
+# Claims
+
+
+def _claims(claims: Sequence[Doc]) -> str:
+    rows = []
+    for i, claim in enumerate(claims):
+        for j, (model, entry) in enumerate(claim["models"].items()):
+            first = j == 0
+            rows.append(
+                f"<tr{' class=new' if first else ''}><td>{escape(claim['text']) if first else ''}</td>"
+                f"<td>{escape(claim['paper']) if first else ''}</td><td>{escape(model)}</td>"
+                f"<td>{_tag(entry)}</td><td>{_numbers(i, model, entry)}</td>"
+                f'<td class="note">{escape(claim["holds_if"]) if first else ""}</td></tr>'
+            )
+    head = "".join(
+        f"<th>{name}</th>" for name in ("the paper says", "its figures", "model", "", "our figures", "yes if")
+    )
+    return (
+        '<section id="claims"><h2>The paper’s claims on our models</h2>'
+        '<p class="shows">Each is told from the JSON of its item; the last column has the rule for “yes”.</p>'
+        f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div></section>'
+    )
+
+
+def _tag(entry: Doc) -> str:
+    word = verdict_word(entry)
+    return f'<span class="tag {word if word in ("yes", "no") else ""}">{word}</span>'
+
+
+def _numbers(i: int, model: str, entry: Doc) -> str:
+    if "missing" in entry:
+        return f'<span class="note">{escape(entry["missing"])}</span>'
+    parts = [
+        f"{escape(name)} {_number(CLAIMS, f'{i}/models/{model}/numbers/{name}', value, NUMBER)}"
+        for name, value in entry["numbers"].items()
+    ]
+    return ", ".join(parts)
+
+
+def _verdicts(item: Item, claims: Sequence[Doc]) -> str:
+    """Where an item agrees with the paper and where not, in words."""
+    lines = []
+    for i, claim in enumerate(claims):
+        if claim["item"] != item.name:
+            continue
+        for model, entry in claim["models"].items():
+            word = verdict_word(entry)
+            if word == "not measured":
+                continue
+            start = {"yes": "Agrees on", "no": "Differs on"}.get(word, "Cannot be told on")
+            lines.append(
+                f'<li class="{word if word in ("yes", "no") else ""}">{start} <b>{escape(model)}</b>: '
+                f"“{escape(claim['text'])}” {_numbers(i, model, entry)}; the paper: "
+                f"{escape(claim['paper'])}.</li>"
+            )
+    return f'<ul class="verdicts">{"".join(lines)}</ul>' if lines else ""
+
+
+# Items
+
+
+def _section(item: Item, docs: Docs, claims: Sequence[Doc], folder: Path, public: bool) -> str:
+    tables = item.tables(docs)
+    ours = "".join(_table(table, docs, item.name) for table in tables)
+    theirs = "".join(_table(table, docs, item.name) for table in item.theirs)
+    if item.words:
+        theirs += f"<h3>In the paper</h3><p>{escape(item.words)}</p>"
+    wide = max((len(table.head) for table in tables), default=0) > 6
+    return (
+        f'<section id="{item.name}"><h2>{escape(item.title)}</h2>'
+        f'<p class="shows">Paper: {escape(item.shows)}. {_counts(item.name, docs)}</p>'
+        f'<div class="pair{" wide" if wide else ""}"><div class="ours">{ours}</div>'
+        f'<div class="theirs">{theirs}</div></div>{_verdicts(item, claims)}'
+        f"{_pictures(docs, folder, public)}</section>"
+    )
+
+
+def _counts(item: str, docs: Docs) -> str:
+    parts = []
+    for model, doc in docs.items():
+        if "data" in doc:
+            path = f"{item}/{model}.json"
+            named = [(k.replace("_", " "), f"counts/{k}", v) for k, v in doc["counts"].items()]
+            named += [(f"seed of {k}", f"seeds/{k}", v) for k, v in doc["seeds"].items()]
+            shown = ", ".join(f"{escape(n)} {_number(path, at, v, '{:,}')}" for n, at, v in named)
+            parts.append(f"{escape(model)}: {shown}")
+    return f"Counts — {'; '.join(parts)}." if parts else ""
+
+
+def _table(table: Table, docs: Docs, item: str) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.head)
+    rows = []
+    for row in table.rows:
+        lost = row[0] in docs and "missing" in docs[str(row[0])]
+        if lost:
+            cells = (
+                f"<td>{escape(str(row[0]))}</td>"
+                f'<td class="lost" colspan="{len(table.head) - 1}">{escape(str(row[1]))}</td>'
+            )
+        else:
+            cells = "".join(f"<td>{_cell(cell, docs, item)}</td>" for cell in row)
+        rows.append(f"<tr{' class=new' if row[0] else ''}>{cells}</tr>")
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    return (
+        f'<h3>{escape(table.title)}</h3><div class="scroll"><table><tr>{head}</tr>{"".join(rows)}'
+        f"</table></div>{note}"
+    )
+
+
+def _cell(cell: Cell, docs: Docs, item: str) -> str:
+    parts: Iterable[str | Figure] = cell if isinstance(cell, tuple) else (cell,)
+    return "".join(
+        escape(part)
+        if isinstance(part, str)
+        else _number(f"{item}/{part.model}.json", f"data/{part.pointer}", part.value(docs), part.format)
+        for part in parts
+    )
+
+
+def _number(path: str, at: str, value: object, form: str) -> str:
+    return (
+        f'<b data-json="{escape(path)}" data-at="{escape(at)}" data-format="{escape(form)}" '
+        f'style="font-weight:inherit">{escape(write(value, form))}</b>'
+    )
+
+
+def _pictures(docs: Docs, folder: Path, public: bool) -> str:
+    found = []
+    for doc in docs.values():
+        for picture in doc.get("pictures", ()):
+            caption = escape(picture["caption"])
+            if public and picture["restricted"]:
+                why = "Not shown: the licence of the data forbids handing pictures on."
+                found.append(f'<p class="note">{caption} {why}</p>')
+                continue
+            data = base64.b64encode((folder / picture["file"]).read_bytes()).decode()
+            found.append(
+                f'<figure><img alt="{caption}" data-sha256="{picture["sha256"]}" '
+                f'src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+            )
+    return "".join(found)
+
+
+# Checking a page against the files beside it
+
+
+class _Reader(HTMLParser):
+    """Numbers and pictures of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: list[tuple[str, str, str, str]] = []  # file, pointer, format, text
+        self.pictures: list[tuple[str, str]] = []  # digest that the page names, digest of what it shows
+        self._open: list[str] | None = None
+        self._text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {k: v or "" for k, v in attrs}
+        if tag == "b" and "data-json" in given:
+            self._open, self._text = [given["data-json"], given["data-at"], given["data-format"]], ""
+        if tag == "img":
+            data = base64.b64decode(given["src"].partition(",")[2])
+            self.pictures.append((given["data-sha256"], hashlib.sha256(data).hexdigest()))
+
+    def handle_data(self, data: str) -> None:
+        self._text += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "b" and self._open is not None:
+            path, at, form = self._open
+            self.numbers.append((path, at, form, self._text))
+            self._open = None
+
+
+def check(page: Path) -> tuple[int, int, list[str]]:
+    """How many numbers and pictures a page has, and what in it is not what the JSON beside it says."""
+    reader = _Reader()
+    reader.feed(page.read_text(encoding="utf-8"))
+    docs: dict[str, Doc] = {}
+    wrong = []
+    for path, at, form, text in reader.numbers:
+        if path not in docs:
+            docs[path] = parse_json(read_text(page.parent / path))
+        if (said := write(find(docs[path], at), form)) != text:
+            wrong.append(f"{path} {at}: the page says {text}, the file {said}")
+    known = {
+        picture["sha256"]
+        for file in page.parent.glob("*/*.json")
+        for picture in parse_json(read_text(file)).get("pictures", ())
+    }
+    wrong += [
+        f"a picture is not the {said[:12]} that it should be" for said, is_ in reader.pictures if said != is_
+    ]
+    wrong += [f"no JSON knows the picture {said[:12]}" for said, _ in reader.pictures if said not in known]
+    return len(reader.numbers), len(reader.pictures), wrong
