@@ -254,6 +254,7 @@ def test_what_a_run_leaves(finished):
     folders = ["model", *(f"kept/step-{step:07d}" for step in (6, 12, 18))]
     parts = ("config.json", "model.safetensors", "README.md")
     assert files == {f"{folder}/{part}" for folder in folders for part in parts} | {
+        ".lock",
         "log.jsonl",
         "state.safetensors",
         "samples/step-0000010.png",
