@@ -240,29 +240,35 @@ class _Run:
 
     def sequential(self, rows: _Rows, lo: int, hi: int) -> _Rows:
         """Positions lo .. hi - 1 one after the other, each exact; returns the rows that stay."""
+        quick = None if self.options.watch is not None else rows.single(lo, hi)
+        if quick is not None:
+            rows.slope[:, lo:hi] = quick
+            return self.solved(rows, lo, hi, hi - max(lo, 1))
         for begin in range(lo, hi, CHECK_EVERY):
             if not len(rows):
                 break
             end, cost, slopes = min(begin + CHECK_EVERY, hi), 0, []
-            quick = None if self.options.watch is not None else rows.single(begin, end)
-            if quick is not None:
-                rows.slope[:, begin:end], cost = quick, end - begin - (begin == 0)
-            for t in range(begin, end) if quick is None else ():
+            for t in range(begin, end):
                 cost += rows.cost(t, t + 1)
                 theta = rows.block.params(rows.x, t, t + 1, rows.cache)
                 rows.x[:, t : t + 1], slope = rows.block.inverse(rows.z[:, t : t + 1], theta)
                 slopes.append(slope)
                 if self.options.watch is not None:
                     self.show(self.options.watch, rows, rows.places, t, t + 1)
-            if quick is None:
-                rows.slope[:, begin:end] = _total(torch.cat(slopes, 1))
-            self.sweeps[rows.places] += end - max(begin, 1)
-            self.evaluated[rows.places] += cost
-            finite = rows.x[:, begin:end].isfinite().flatten(1).all(1).cpu()
-            if not bool(finite.all()):
-                self.give_up(rows.places[~finite], end)
-                rows = self.staying(rows)
+            rows.slope[:, begin:end] = _total(torch.cat(slopes, 1))
+            rows = self.solved(rows, begin, end, cost)
         return rows
+
+    def solved(self, rows: _Rows, lo: int, hi: int, cost: int) -> _Rows:
+        """Positions lo .. hi - 1 are there; returns the rows in which they are finite."""
+        self.sweeps[rows.places] += hi - max(lo, 1)
+        self.evaluated[rows.places] += cost
+        finite = rows.x[:, lo:hi].isfinite().all(-1).cpu()
+        whole = finite.all(1)
+        if bool(whole.all()):
+            return rows
+        self.give_up(rows.places[~whole], lo + 1 + finite[~whole].long().cumprod(1).sum(1))
+        return self.staying(rows)
 
     def window(self, rows: _Rows, lo: int, hi: int) -> _Rows:
         """Sweeps over positions lo .. hi - 1 until each row stops; returns the rows that stay."""
@@ -382,7 +388,7 @@ class _Run:
             self.code[places] = SWEEP_LIMIT
             self.update[places] = torch.maximum(self.update[places], update)
 
-    def give_up(self, places: Tensor, known: int) -> None:
+    def give_up(self, places: Tensor, known: int | Tensor) -> None:
         """These rows have no finite answer; their first `known` positions are all there is."""
         self.code[places] = NONFINITE
         self.known[places] = known
