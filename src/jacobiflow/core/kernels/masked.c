@@ -35,6 +35,13 @@ typedef struct {
     float first, second;
 } Affine;
 
+/* The sums of one panel of units for a group of rows, over its first `depth` inputs: as positions become known one
+ * by one, only what is new is added. */
+typedef struct {
+    long panel, depth;
+    float sums[GROUP * PANEL];
+} Partial;
+
 typedef struct {
     const Masked *net;
     long n, first, upto, lo, hi;
@@ -50,6 +57,7 @@ typedef struct {
     long z_row;
     float *out, *slope; /* out is x */
     long slope_row;
+    Partial *partial; /* of each stage, while positions are solved one after the other; or null */
 } Work;
 
 typedef struct {
@@ -78,7 +86,7 @@ INLINE vec activate(const int kind, vec x) {
 INLINE void finish(const int kind, const float *sums, const float *context, const float *skip, const float *factor,
                    const float *offset, float *node, float *active, long c0, long c1) {
     float raw[PANEL], done[PANEL];
-    for (int j = 0; j < PANEL; j += LANES) {
+    for (long j = c0 / LANES * LANES; j < c1; j += LANES) {
         vec v = load(sums + j);
         if (context) v += load(context + j);
         if (skip) v += load(skip + j);
@@ -98,18 +106,29 @@ INLINE void finish_rows(const int kind, long rows, const float *sums, const floa
                offset, node + i * ld, active ? active + i * ld : 0, c0, c1);
 }
 
+/* sums[rows][16] = bias + in b over `depth` inputs; or += with `add` */
+INLINE void panel_rows(long rows, const float *in, long ld_in, const float *b, long depth, float *sums,
+                       const float *bias, const int add) {
+    long i = 0;
+    for (; i + ROWS <= rows; i += ROWS)
+        tile(ROWS, 1, in + i * ld_in, ld_in, b, PANEL, 0, depth, sums + i * PANEL, PANEL, bias, add);
+    if (i < rows) block(rows - i, in + i * ld_in, ld_in, b, PANEL, 0, depth, 1, sums + i * PANEL, PANEL, bias, add);
+}
+
 /* Units from .. to - 1 of one stage for `rows` rows; `seen` inputs are known. node's column 0 is unit `base`. */
 static void stage_rows(const Stage *w, int kind, long rows, const float *in, long ld_in, long seen, long from, long to,
                        const float *context, long ld_context, const float *skip, long ld_skip, float *node,
-                       float *active, long ld, long base) {
-    float sums[GROUP * PANEL];
+                       float *active, long ld, long base, Partial *partial) {
+    float own[GROUP * PANEL], *sums = partial ? partial->sums : own;
     for (long p = from / PANEL; p * PANEL < to; p++) {
-        long depth = w->limits[p] < seen ? w->limits[p] : seen, at = p * PANEL, i = 0;
-        const float *b = w->weight + at * w->in, *bias = w->bias + at;
-        for (; i + ROWS <= rows; i += ROWS)
-            tile(ROWS, 1, in + i * ld_in, ld_in, b, PANEL, 0, depth, sums + i * PANEL, PANEL, bias, 0);
-        if (i < rows)
-            block(rows - i, in + i * ld_in, ld_in, b, PANEL, 0, depth, 1, sums + i * PANEL, PANEL, bias, 0);
+        long depth = w->limits[p] < seen ? w->limits[p] : seen, at = p * PANEL;
+        long done = partial && partial->panel == p ? partial->depth : 0;
+        const float *b = w->weight + at * w->in;
+        if (done)
+            panel_rows(rows, in + done, ld_in, b + done * PANEL, depth - done, sums, 0, 1);
+        else
+            panel_rows(rows, in, ld_in, b, depth, sums, w->bias + at, 0);
+        if (partial) partial->panel = p, partial->depth = depth;
         long c0 = from > at ? from - at : 0, c1 = to < at + PANEL ? to - at : PANEL;
         const float *f = w->factor ? w->factor + at : 0, *o = w->offset ? w->offset + at : 0;
         const float *extra = context ? context + at : 0, *carried = skip ? skip + at : 0;
@@ -135,7 +154,8 @@ static void rows_of(const Work *work, long r0, long r1) {
         if (i == net->depth) {
             long wide = (work->hi - work->lo) * net->params, seen = before ? before->ends[work->hi - 1] : work->hi - 1;
             stage_rows(w, NONE, rows, in + r0 * ld_in, ld_in, seen, work->lo * net->params, work->hi * net->params, 0,
-                       0, 0, 0, work->theta + r0 * wide, 0, wide, work->lo * net->params);
+                       0, 0, 0, work->theta + r0 * wide, 0, wide, work->lo * net->params,
+                       work->partial ? work->partial + i : 0);
             continue;
         }
         if (work->upto <= work->first && work->first) continue; /* all units are known */
@@ -147,7 +167,7 @@ static void rows_of(const Work *work, long r0, long r1) {
         stage_rows(w, (int)net->activation, rows, in + r0 * ld_in, ld_in, seen, from, to,
                    work->context[i] ? work->context[i] + (work->shared ? 0 : r0 * ld) : 0, work->shared ? 0 : ld,
                    skip, other ? up(other->out) : 0,
-                   work->nodes[i] + r0 * ld, work->active[i] + r0 * ld, ld, 0);
+                   work->nodes[i] + r0 * ld, work->active[i] + r0 * ld, ld, 0, work->partial ? work->partial + i : 0);
     }
 }
 
@@ -187,8 +207,10 @@ static void affine_rows(const Affine *map, long rows, const float *theta, const 
 /* Positions lo .. hi - 1 of some rows, one after the other. */
 static void solve_rows(const Work *work, long r0, long r1) {
     float theta[2 * GROUP];
+    Partial partial[work->net->depth + 1];
+    for (long i = 0; i <= work->net->depth; i++) partial[i].panel = -1;
     Work one = *work;
-    one.theta = theta - 2 * r0;
+    one.theta = theta - 2 * r0, one.partial = partial;
     for (long t = work->lo; t < work->hi; t++) {
         one.first = t > work->lo ? t - 1 : work->first, one.upto = t, one.lo = t, one.hi = t + 1;
         rows_of(&one, r0, r1);
@@ -229,7 +251,7 @@ static void run(Work *work, int threads) {
 void jf_masked(const Masked *net, long n, long first, long upto, long lo, long hi, const float *x, long x_row,
                float *const *nodes, float *const *active, const float *const *context, long shared,
                float *theta, int threads) {
-    Work work = {net, n, first, upto, lo, hi, x, x_row, nodes, active, context, shared, theta, 1, 0, 0, 0, 0, 0, 0};
+    Work work = {net, n, first, upto, lo, hi, x, x_row, nodes, active, context, shared, theta, 1, 0, 0, 0, 0, 0, 0, 0};
     run(&work, threads);
 }
 
@@ -239,6 +261,6 @@ void jf_masked_affine(const Masked *net, long n, long first, long lo, long hi, f
                       const float *const *context, long shared, int kind, float one, float two, int threads) {
     Affine map = {kind, one, two};
     Work work = {net, n, first, lo, lo, hi, x, x_row, nodes, active, context, shared, 0, 1, &map, z, z_row, x, slope,
-                 slope_row};
+                 slope_row, 0};
     run(&work, threads);
 }
