@@ -77,7 +77,7 @@ def _claims(claims: Sequence[Doc]) -> str:
             first = j == 0
             rows.append(
                 f"<tr{' class=new' if first else ''}><td>{escape(claim['text']) if first else ''}</td>"
-                f"<td>{escape(claim['paper']) if first else ''}</td><td>{escape(model)}</td>"
+                f"<td>{escape(claim['paper']) if first else ''}</td><td class=model>{escape(model)}</td>"
                 f"<td>{_tag(entry)}</td><td>{_numbers(i, model, entry)}</td>"
                 f'<td class="note">{escape(claim["holds_if"]) if first else ""}</td></tr>'
             )
@@ -98,7 +98,8 @@ def _tag(entry: Doc) -> str:
 
 def _numbers(i: int, model: str, entry: Doc) -> str:
     if "missing" in entry:
-        return f'<span class="note">{escape(entry["missing"])}</span>'
+        reason = entry["missing"].partition(":")[0]  # the item itself says what to do
+        return f'<span class="note">{escape(reason)}</span>'
     parts = [
         f"{escape(name)} {_number(CLAIMS, f'{i}/models/{model}/numbers/{name}', value, NUMBER)}"
         for name, value in entry["numbers"].items()
