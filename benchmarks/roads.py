@@ -76,8 +76,8 @@ def sliding(width: int) -> Road:
             new, _ = block.inverse(z[:, begin:end], block.params(x, begin, end, cache))
             still = ((new - x[:, begin:end]).abs().amax((0, 2)) <= tol).cumprod(0)
             x[:, begin:end] = new
+            cache.valid = min(cache.valid, begin)  # what this sweep moved is computed again
             begin += max(int(still.sum()), 1)  # the first position is exact
-            cache.valid = min(cache.valid, begin)
         return x, spent / block.length
 
     return run

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def row_noise(n: int, shape: tuple[int, ...], seed: int | None, start: int = 0) -> npt.NDArray[np.float64]:
