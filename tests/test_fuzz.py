@@ -147,7 +147,7 @@ WORST: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         lambda f: (f / "plan.json").write_text(
             '{"format": "jacobiflow-plan", "version": 1, "methods": [' + "{}," * 999_999 + "{}]}"
         ),
-        "the plan has 1000000 methods, the flow 2 blocks",
+        "the plan has 1000000 methods, a flow has at most 10000 blocks",
     ),
     "a recipe nested deep": (
         TRAIN,

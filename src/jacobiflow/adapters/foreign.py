@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jacobiflow.adapters.conditioner import Snapshot, State, ordinary
 from jacobiflow.adapters.masked import Network, Structure, pack, structure, with_context
+from jacobiflow.core import native
 from jacobiflow.core.bijectors import Bijector, Spline
 from jacobiflow.core.decode import ROUNDING, decode
 from jacobiflow.core.implicit import attach
-from jacobiflow.core.native import usable
 from jacobiflow.core.types import Cache, Decoded, Method, Status
 from jacobiflow.flows.masked import Packed
 from jacobiflow.flows.native_masked import kind
@@ -68,8 +67,9 @@ def cut(function: Callable[..., Any], *ends: int, **options: Any) -> Callable[..
 class SoftplusSpline(Spline):
     """Slopes are softplus(theta), without an offset: the convention of nflows and those after it."""
 
-    def _slopes(self, raw: Tensor) -> Tensor:
-        return self.min_slope + F.softplus(raw)
+    @property
+    def _offset(self) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -247,8 +247,12 @@ class Solver:
 
     def solve(self, z: Tensor, context: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
         """x [n, T] with z [n, T] = f(x), and log |dx/dz| [n]."""
+        with native.alone(z):
+            return self._solve(z, context, tol)
+
+    def _solve(self, z: Tensor, context: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
         block = self.bind(context)
-        seq = (z if block.order is None else z[:, block.order]).unsqueeze(-1)
+        seq = (z if block.order is None else z.index_select(1, block.order)).unsqueeze(-1)
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.tensors()))
         tol = tolerance(tol, z.dtype, wanted, self.about.resolution)
         x, log_det = self._decode(block, seq, tol)
@@ -259,7 +263,7 @@ class Solver:
             lent = Snapshot(self.about.module).lent
             x, log_det = attach(block, seq, x, log_det, tol=tol, lent=lent)
         x = x.squeeze(-1)
-        return x if block.order is None else x[:, torch.argsort(block.order)], log_det
+        return x if block.order is None else x.index_select(1, torch.argsort(block.order)), log_det
 
     def _decode(self, block: ForeignBlock, z: Tensor, tol: float) -> tuple[Tensor, Tensor]:
         """x [n, T, 1] and log |dx/dz| [n], rows without a finite inverse as the original gives them."""
@@ -390,7 +394,7 @@ def compiled(about: Foreign) -> bool:
     if net.activation is None or kind(net.activation) is None or len(net.links) < 2:
         return False
     with torch.no_grad():
-        return hasattr(about.bijector, "compiled") and usable(net.links[0].linear.weight) is not None
+        return hasattr(about.bijector, "compiled") and native.usable(net.links[0].linear.weight) is not None
 
 
 def work(net: Network, n: int) -> float:

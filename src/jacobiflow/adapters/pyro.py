@@ -126,7 +126,7 @@ class ClampedAffine:
     @property
     def compiled(self) -> Compiled:
         """For the compiled functions."""
-        return CLAMPED, self.low, self.high
+        return CLAMPED, (self.low, self.high)
 
     def _split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         b, a = theta.chunk(2, dim=-1)
@@ -151,7 +151,7 @@ class StableAffine:
     @property
     def compiled(self) -> Compiled:
         """For the compiled functions."""
-        return STABLE, self.bias, 0.0
+        return STABLE, (self.bias,)
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         b, u = theta.chunk(2, dim=-1)

@@ -22,7 +22,7 @@ from jacobiflow.adapters.conditioner import runs_as
 from jacobiflow.adapters.foreign import Foreign, Patch
 from jacobiflow.adapters.masked import Link, Network, elementwise
 from jacobiflow.core.bijectors import Bijector, Compiled, Spline
-from jacobiflow.core.native import SOFTCLIP
+from jacobiflow.core.native import CLIPPED_SPLINE, SOFTCLIP
 
 
 class Lazy(Patch):
@@ -117,7 +117,7 @@ class SoftclipAffine:
     @property
     def compiled(self) -> Compiled:
         """For the compiled functions."""
-        return SOFTCLIP, -1 / math.log(self.slope), 0.0
+        return SOFTCLIP, (-1 / math.log(self.slope),)
 
     def _scale(self, a: Tensor) -> Tensor:
         return a / (1 + (a / math.log(self.slope)).abs())
@@ -135,6 +135,10 @@ class SoftclipAffine:
 
 class SoftclipSpline(Spline):
     """zuko's rational-quadratic spline: soft-clipped parameters, slopes exponentiated."""
+
+    @property
+    def compiled(self) -> Compiled:
+        return CLIPPED_SPLINE, (self.bins, self.bound, self.min_bin, -1 / math.log(self.min_slope))
 
     def _edges(self, raw: Tensor) -> Tensor:
         return super()._edges(raw / (1 + (raw * (2 / math.log(self.min_slope))).abs()))

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jacobiflow.core.native import AFFINE, affine_inverse
+from jacobiflow.core.native import AFFINE, SPLINE, affine_inverse
 
-Compiled = tuple[int, float, float]  # the number of an affine map in masked.c, and its own numbers
+Compiled = tuple[int, tuple[float, ...]]  # the number of a map in masked.h, and its own numbers
 
 
 class Bijector(Protocol):
@@ -48,7 +48,7 @@ class ExpAffine:
     @property
     def compiled(self) -> Compiled:
         """For the compiled functions."""
-        return AFFINE["exp"], 0.0, 0.0
+        return AFFINE["exp"], ()
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         a, b = theta.chunk(2, dim=-1)
@@ -89,7 +89,7 @@ class ScaleAffine:
     @property
     def compiled(self) -> Compiled:
         """For the compiled functions."""
-        return AFFINE[self.scale], self.eps, 0.0
+        return AFFINE[self.scale], (self.eps,)
 
     def scale_of(self, u: Tensor) -> Tensor:
         """s(u), positive."""
@@ -135,6 +135,16 @@ class Spline:
         """bins widths, bins heights, bins - 1 slopes."""
         return 3 * self.bins - 1
 
+    @property
+    def compiled(self) -> Compiled:
+        """For the compiled functions."""
+        return SPLINE, (self.bins, self.bound, self.min_bin, self.min_slope, self._offset)
+
+    @property
+    def _offset(self) -> float:
+        """A zero vector is slope 1: a fresh network gives the identity."""
+        return math.log(math.expm1(1.0 - self.min_slope))
+
     def _knots(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Knots in x and z [..., D, bins + 1] and the slopes at them."""
         k = self.bins
@@ -144,8 +154,7 @@ class Spline:
         return self._edges(theta[..., :k]), self._edges(theta[..., k : 2 * k]), slopes
 
     def _slopes(self, raw: Tensor) -> Tensor:
-        # A zero vector is slope 1: a fresh network gives the identity.
-        return self.min_slope + F.softplus(raw + math.log(math.expm1(1.0 - self.min_slope)))
+        return self.min_slope + F.softplus(raw + self._offset)
 
     def _edges(self, raw: Tensor) -> Tensor:
         sizes = self.min_bin + (1 - self.min_bin * self.bins) * raw.softmax(-1)

@@ -101,7 +101,7 @@ def decode(
         sweeps=torch.cat([run.sweeps for run in runs]),
         evaluated=torch.cat([run.evaluated for run in runs]),
         update=torch.cat([run.update for run in runs]),
-        status=tuple(STATUSES[c] for run in runs for c in run.code.tolist()),
+        status=tuple(map(STATUSES.__getitem__, torch.cat([run.code for run in runs]).tolist())),
         seconds=seconds,
     )
     if on_failure == "raise" and stats.worst.failed:
@@ -133,7 +133,14 @@ def first_guess(z: Tensor, init: Init) -> Tensor:
         draw = torch.Generator().manual_seed(0)
         noise = torch.randn(z.shape[1:], generator=draw, dtype=torch.float64)
         return noise.to(z).expand_as(z).contiguous()
+    if z.is_cpu and all_finite(z):  # a device would be waited for
+        return z.clone(memory_format=torch.contiguous_format)
     return torch.where(z.isfinite(), z, 0)
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether all numbers are finite. Nearly always their sum tells, in one pass; it may overflow, too."""
+    return math.isfinite(x.sum()) or bool(x.isfinite().all())
 
 
 def narrower(width: int) -> int:
@@ -225,7 +232,8 @@ class _Run:
     def solve(self) -> None:
         """Window after window; then the failed samples again, narrower."""
         n = len(self.z)
-        self.give_up((~self.z.isfinite().flatten(1).all(1)).nonzero()[:, 0].cpu(), 0)
+        if not all_finite(self.z):
+            self.give_up((~self.z.isfinite().flatten(1).all(1)).nonzero()[:, 0].cpu(), 0)
         cache = self.block.new_cache(n) if self.options.cache else None
         rows = _Rows(torch.arange(n), self.block, cache, self.z, self.x, self.slope)
         rows = self.sequential(self.staying(rows), 0, 1)  # the first position is given: no sweep
@@ -263,10 +271,10 @@ class _Run:
         """Positions lo .. hi - 1 are there; returns the rows in which they are finite."""
         self.sweeps[rows.places] += hi - max(lo, 1)
         self.evaluated[rows.places] += cost
+        if all_finite(rows.x[:, lo:hi]):
+            return rows
         finite = rows.x[:, lo:hi].isfinite().all(-1).cpu()
         whole = finite.all(1)
-        if bool(whole.all()):
-            return rows
         self.give_up(rows.places[~whole], lo + 1 + finite[~whole].long().cumprod(1).sum(1))
         return self.staying(rows)
 

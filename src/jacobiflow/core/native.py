@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from jacobiflow.core.folders import cache_folder
 
 KERNELS = Path(__file__).with_name("kernels")
-SOURCES = ("transformer.c", "masked.c", "elementwise.c")
-FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-Wno-psabi")
+SOURCES = ("transformer.c", "masked.c", "bands.c", "spline.c", "elementwise.c")
+FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi")
 SMALL = 1 << 18  # numbers for which a second thread of torch's does not pay
 PANEL = 16  # as in vector.h
 
@@ -104,12 +104,12 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
         *(c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_long),  # x, nodes, active, context
         *(c_void_p, c_int),  # theta, threads
     ]
-    lib.jf_masked_affine.restype = None
-    lib.jf_masked_affine.argtypes = [
+    lib.jf_masked_solve.restype = c_int
+    lib.jf_masked_solve.argtypes = [
         *(c_void_p, c_long, c_long, c_long, c_long),  # net, n, first, lo, hi
         *(c_void_p, c_long, c_void_p, c_long, c_void_p, c_long),  # x, z, slope, each with its rows
         *(c_void_p, c_void_p, c_void_p, c_long),  # nodes, active, context
-        *(c_int, c_float, c_float, c_int),  # kind, its numbers, threads
+        *(c_int, c_void_p, c_int),  # kind, its numbers, threads
     ]
     lib.jf_affine.restype = lib.jf_compare.restype = None
     lib.jf_affine.argtypes = [
@@ -142,7 +142,7 @@ def panels(weight: Tensor) -> Tensor:
 
 
 AFFINE = {"exp": 0, "softplus": 1, "sigmoid": 2}  # as in elementwise.c
-SOFTCLIP, CLAMPED, STABLE = range(3, 6)  # as in masked.c
+SOFTCLIP, CLAMPED, STABLE, SPLINE, CLIPPED_SPLINE = range(3, 8)  # as in masked.h
 
 
 def affine_inverse(scale: str, eps: float, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor] | None:

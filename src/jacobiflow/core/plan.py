@@ -12,6 +12,7 @@ from jacobiflow.core.records import read_text
 from jacobiflow.core.types import Init, JacobiflowError, Method
 
 FORMAT = "jacobiflow-plan"
+MOST = 10_000  # methods of a plan that is read; no flow has as many blocks
 
 
 class PlanError(JacobiflowError, ValueError):
@@ -84,6 +85,8 @@ class Plan:
         entries, about = doc.get("methods"), doc.get("about", {})
         if not isinstance(entries, list) or not isinstance(about, dict):
             raise PlanError('a plan needs a list "methods" (and "about", if there, an object)')
+        if len(entries) > MOST:
+            raise PlanError(f"the plan has {len(entries)} methods, a flow has at most {MOST} blocks")
         known = {f.name for f in fields(Method)}
         methods = []
         for i, entry in enumerate(entries):

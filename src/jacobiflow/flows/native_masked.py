@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_long, c_void_p
+from ctypes import c_float, c_long, c_void_p
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from jacobiflow.core.bijectors import Compiled
 from jacobiflow.core.native import PANEL, Kept, pad, panels, threads
 from jacobiflow.flows.units import Units
 
+NUMBERS = 5  # that a map has at most, as in masked.h
 RELU, ELU, GELU, SILU, TANH = range(1, 6)  # as in masked.c
 FUNCTIONS: dict[Any, int] = {
     F.relu: RELU,
@@ -152,19 +153,20 @@ class NativeUnits(Units):
     def single(self, x: Tensor, z: Tensor, lo: int, hi: int, by: Compiled) -> Tensor | None:
         """Positions lo .. hi - 1 of x [n, T, 1], one after the other, each written when those before it are
         there; their log |dx/dz| [n, hi - lo]. None where x or z are not what the function takes."""
-        net = self.net.net
         plain = all(t.dtype == torch.float32 and t.stride(1) == 1 and t.shape[2] == 1 for t in (x, z))
-        if net.params != 2 or not plain or not len(x):
+        if not plain or not len(x):
             return None
+        number, numbers = by
         slope = x.new_empty(len(x), hi - lo)
         nodes, active, context = self.addresses
-        self.net.lib.jf_masked_affine(
+        stored = self.net.lib.jf_masked_solve(
             *(self.net.address, len(x), min(self.valid, lo), lo, hi),
             *(x.data_ptr(), x.stride(0), z.data_ptr(), z.stride(0)),
             *(slope.data_ptr() - lo * slope.element_size(), slope.stride(0)),
-            *(nodes, active, context, self.shared, *by, threads()),
+            *(nodes, active, context, self.shared, number, (c_float * NUMBERS)(*numbers), threads()),
         )
-        self.valid = max(self.valid, hi - 1)
+        if stored:
+            self.valid = max(self.valid, hi - 1)
         return slope
 
 

@@ -3,37 +3,17 @@
  *
  * Units are sorted by degree, so a panel of 16 of them sees the first inputs only: its product ends
  * there, and half of a dense network's arithmetic is never done. A group of rows goes through all
- * layers at once; threads have rows of their own and never meet.
+ * layers at once; threads have rows of their own and never meet. Many rows that are solved position
+ * after position go another way: see bands.c.
  */
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "vector.h"
+#include "masked.h"
 
 #define GROUP 96 /* rows that pass a panel together */
-
-enum { NONE, RELU, ELU, GELU, SILU, TANH };
-
-typedef struct {
-    const float *weight, *bias;    /* packed; padded */
-    const float *factor, *offset;  /* the activation sees factor * unit + offset; or null */
-    const long *limits;            /* inputs that each panel sees */
-    const long *ends;              /* ends[d]: units of degree d or less; null for the head */
-    long in, out;
-    long source, activated, skip;  /* nodes: 0 is the input, i + 1 the output of stage i; skip -1: none */
-} Stage;
-
-typedef struct {
-    long length, params, depth, activation;
-    const Stage *stages; /* depth hidden ones, then the head */
-} Masked;
-
-enum { EXP, SOFTPLUS, SIGMOID, SOFTCLIP, CLAMPED, STABLE }; /* the first three as in elementwise.c */
-
-typedef struct {
-    long kind;
-    float first, second;
-} Affine;
+#define BANDS (LANES + 1) /* rows from which bands are the faster way to solve */
 
 /* The sums of one panel of units for a group of rows, over its first `depth` inputs: as positions become known one
  * by one, only what is new is added. */
@@ -52,11 +32,8 @@ typedef struct {
     long shared;                         /* whether one row of context is for all */
     float *theta;                        /* [n][hi - lo][params] */
     int threads;
-    const Affine *map; /* to solve by, one position after the other; or null */
-    const float *z;
-    long z_row;
-    float *out, *slope; /* out is x */
-    long slope_row;
+    const Solve *solve; /* one position after the other; or null */
+    int bands;          /* whether rows are solved side by side */
     Partial *partial; /* of each stage, while positions are solved one after the other; or null */
 } Work;
 
@@ -64,23 +41,6 @@ typedef struct {
     Work *work;
     int index;
 } Share;
-
-INLINE vec vtanh(vec x) {
-    vec t = vexp(pick(x < 0, x, -x) * 2.0f);
-    vec y = (1.0f - t) / (1.0f + t);
-    return pick(x < 0, -y, y);
-}
-
-INLINE vec activate(const int kind, vec x) {
-    switch (kind) {
-    case RELU: return pick(x < 0, all(0), x);
-    case ELU: return pick(x < 0, vexp(x) - 1.0f, x);
-    case GELU: return vgelu(x);
-    case SILU: return x / (1.0f + vexp(-x));
-    case TANH: return vtanh(x);
-    default: return x;
-    }
-}
 
 /* 16 units of one row, from the sum of their inputs on; columns c0 .. c1 - 1 are kept */
 INLINE void finish(const int kind, const float *sums, const float *context, const float *skip, const float *factor,
@@ -171,52 +131,36 @@ static void rows_of(const Work *work, long r0, long r1) {
     }
 }
 
-/* Rows of an affine map's inverse: x and log |dx/dz| from z and theta [rows][2]. */
-static void affine_rows(const Affine *map, long rows, const float *theta, const float *z, long z_row, float *x,
-                        long x_row, float *slope, long slope_row) {
-    for (long i = 0; i < rows; i += LANES) {
-        long here = rows - i < LANES ? rows - i : LANES;
-        float one[LANES] = {0}, two[LANES] = {0}, from[LANES] = {0}, to[LANES], log[LANES];
-        for (long j = 0; j < here; j++)
-            one[j] = theta[2 * (i + j)], two[j] = theta[2 * (i + j) + 1], from[j] = z[(i + j) * z_row];
-        vec p = load(one), q = load(two), zs = load(from), s;
-        switch (map->kind) {
-        case EXP:
-            store(to, zs * vexp_over(p) + q), store(log, p);
-            break;
-        case SOFTCLIP:
-            q = q / (1.0f + pick(q < 0, -q, q) * map->first);
-            store(to, (zs - p) / vexp_over(q)), store(log, -q);
-            break;
-        case CLAMPED:
-            q = pick(q < map->first, all(map->first), pick(q > map->second, all(map->second), q));
-            store(to, (zs - p) * vexp_over(-q)), store(log, -q);
-            break;
-        case STABLE:
-            s = 1.0f + vexp_over(-q - map->first);
-            store(to, s * zs + (1.0f - s) * p), store(log, vlog(s));
-            break;
-        default:
-            s = (map->kind == SOFTPLUS ? vsoftplus(p) : 1.0f / (1.0f + vexp_over(-p - 2.0f))) + map->first;
-            store(to, (zs - q) / s), store(log, -vlog(s));
+/* Position t of some rows, from theta [rows][params]. */
+static void place_rows(const Solve *solve, long r0, long r1, long t, const float *theta, long params) {
+    float each[params * LANES];
+    for (long i = r0; i < r1; i += LANES) {
+        long here = r1 - i < LANES ? r1 - i : LANES;
+        float z[LANES] = {0};
+        for (long j = 0; j < LANES; j++)
+            for (long p = 0; p < params; p++) each[p * LANES + j] = j < here ? theta[(i - r0 + j) * params + p] : 0;
+        for (long j = 0; j < here; j++) z[j] = solve->z[(i + j) * solve->z_row + t];
+        vec x, slope;
+        map_inverse(&solve->map, each, LANES, load(z), &x, &slope);
+        for (long j = 0; j < here; j++) {
+            solve->x[(i + j) * solve->x_row + t] = x[j];
+            solve->slope[(i + j) * solve->slope_row + t] = slope[j];
         }
-        for (long j = 0; j < here; j++) x[(i + j) * x_row] = to[j], slope[(i + j) * slope_row] = log[j];
     }
 }
 
 /* Positions lo .. hi - 1 of some rows, one after the other. */
 static void solve_rows(const Work *work, long r0, long r1) {
-    float theta[2 * GROUP];
+    long params = work->net->params;
+    float theta[params * GROUP];
     Partial partial[work->net->depth + 1];
     for (long i = 0; i <= work->net->depth; i++) partial[i].panel = -1;
     Work one = *work;
-    one.theta = theta - 2 * r0, one.partial = partial;
+    one.theta = theta - params * r0, one.partial = partial;
     for (long t = work->lo; t < work->hi; t++) {
         one.first = t > work->lo ? t - 1 : work->first, one.upto = t, one.lo = t, one.hi = t + 1;
         rows_of(&one, r0, r1);
-        affine_rows(work->map, r1 - r0, theta, work->z + r0 * work->z_row + t, work->z_row,
-                    work->out + r0 * work->x_row + t, work->x_row, work->slope + r0 * work->slope_row + t,
-                    work->slope_row);
+        place_rows(work->solve, r0, r1, t, theta, params);
     }
 }
 
@@ -224,7 +168,15 @@ static void *share(void *given) {
     Share *mine = given;
     Work *work = mine->work;
     long r = work->n * mine->index / work->threads, end = work->n * (mine->index + 1) / work->threads;
-    for (; r < end; r += GROUP) (work->map ? solve_rows : rows_of)(work, r, r + GROUP < end ? r + GROUP : end);
+    if (work->bands) {
+        long step = bands_rows(work->net, end - r);
+        float *scratch = malloc(bands_scratch(work->net, step) * sizeof(float));
+        for (; scratch && r < end; r += step)
+            bands_solve(work->net, work->solve, r, r + step < end ? r + step : end, work->lo, work->hi, work->context,
+                        work->shared, scratch);
+        free(scratch);
+    }
+    for (; r < end; r += GROUP) (work->solve ? solve_rows : rows_of)(work, r, r + GROUP < end ? r + GROUP : end);
     return 0;
 }
 
@@ -251,16 +203,18 @@ static void run(Work *work, int threads) {
 void jf_masked(const Masked *net, long n, long first, long upto, long lo, long hi, const float *x, long x_row,
                float *const *nodes, float *const *active, const float *const *context, long shared,
                float *theta, int threads) {
-    Work work = {net, n, first, upto, lo, hi, x, x_row, nodes, active, context, shared, theta, 1, 0, 0, 0, 0, 0, 0, 0};
+    Work work = {net, n, first, upto, lo, hi, x, x_row, nodes, active, context, shared, theta, 1, 0, 0, 0};
     run(&work, threads);
 }
 
-/* x [n][length] of positions lo .. hi - 1, one after the other, and log |dx/dz|; the map takes two parameters. */
-void jf_masked_affine(const Masked *net, long n, long first, long lo, long hi, float *x, long x_row, const float *z,
-                      long z_row, float *slope, long slope_row, float *const *nodes, float *const *active,
-                      const float *const *context, long shared, int kind, float one, float two, int threads) {
-    Affine map = {kind, one, two};
-    Work work = {net, n, first, lo, lo, hi, x, x_row, nodes, active, context, shared, 0, 1, &map, z, z_row, x, slope,
-                 slope_row, 0};
+/* x [n][length] of positions lo .. hi - 1, one after the other, and log |dx/dz|.
+ * Returns whether nodes and active hold the units. */
+int jf_masked_solve(const Masked *net, long n, long first, long lo, long hi, float *x, long x_row, const float *z,
+                    long z_row, float *slope, long slope_row, float *const *nodes, float *const *active,
+                    const float *const *context, long shared, int kind, const float *numbers, int threads) {
+    Solve solve = {{kind, numbers}, z, z_row, x, slope, x_row, slope_row};
+    int bands = n >= BANDS && hi - lo > 1;
+    Work work = {net, n, first, lo, lo, hi, x, x_row, nodes, active, context, shared, 0, 1, &solve, bands, 0};
     run(&work, threads);
+    return !bands;
 }

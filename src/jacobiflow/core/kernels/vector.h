@@ -1,12 +1,15 @@
 /* Vectors of the widest kind that the processor has, and small matrix products with them.
  *
- * Only GCC's vector extensions are used, so any target that GCC or clang knows will do. Matrices on the
+ * Little but GCC's vector extensions is used, so any target that GCC or clang knows will do. Matrices on the
  * right are packed in panels of 16 columns: [panel][depth][16].
  */
 #ifndef JACOBIFLOW_VECTOR_H
 #define JACOBIFLOW_VECTOR_H
 
 #include <math.h>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -28,6 +31,17 @@ INLINE vec load(const float *p) { return *(const loose *)p; }
 INLINE void store(float *p, vec x) { *(loose *)p = x; }
 INLINE vec all(float x) { return x - (vec){0}; }
 INLINE long up(long n) { return (n + PANEL - 1) / PANEL * PANEL; }
+
+/* a b + c, rounded once where the processor can: compilers choose from case to case, and sums would differ */
+INLINE vec madd(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
 
 INLINE float sum(vec x) {
     float s = 0;
@@ -101,7 +115,7 @@ INLINE vec vgelu(vec x) {
     return x * pick(x < 0, tail, 1.0f - tail);
 }
 
-/* c[rows, panels of 16] = bias + a[rows, depth] b, or += with `add`; b's panels are `next` apart */
+/* c[rows, panels of 16] = bias + a[rows, depth] b, or += with `add`, term by term; b's panels are `next` apart */
 INLINE void tile(const int rows, const int panels, const float *a, long lda, const float *b, long ldb,
                  long next, long depth, float *c, long ldc, const float *bias, const int add) {
     const int wide = panels * VECS;
@@ -109,7 +123,10 @@ INLINE void tile(const int rows, const int panels, const float *a, long lda, con
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
-        for (int p = 0; p < wide; p++) s[i][p] = bias ? load(bias + p * LANES) : all(0);
+        for (int p = 0; p < wide; p++) {
+            s[i][p] = bias ? load(bias + p * LANES) : all(0);
+            if (add) s[i][p] += load(c + i * ldc + p * LANES);
+        }
     for (long k = 0; k < depth; k++) {
         vec right[4 * VECS];
 #pragma GCC unroll 16
@@ -118,16 +135,13 @@ INLINE void tile(const int rows, const int panels, const float *a, long lda, con
         for (int i = 0; i < rows; i++) {
             vec left = all(a[i * lda + k]);
 #pragma GCC unroll 16
-            for (int p = 0; p < wide; p++) s[i][p] += left * right[p];
+            for (int p = 0; p < wide; p++) s[i][p] = madd(left, right[p], s[i][p]);
         }
     }
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
-        for (int p = 0; p < wide; p++) {
-            float *out = c + i * ldc + p * LANES;
-            store(out, add ? load(out) + s[i][p] : s[i][p]);
-        }
+        for (int p = 0; p < wide; p++) store(c + i * ldc + p * LANES, s[i][p]);
 }
 
 /* all panels of one block of rows; few rows take several panels at once, to keep the units busy */
