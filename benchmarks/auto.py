@@ -25,7 +25,7 @@ def fixed_plans(flow: jf.Flow, bound: float) -> dict[str, jf.Plan]:
     """Sequential, uniform, selective, and windows in all blocks but the first."""
     rest = len(flow.blocks) - 1
     plans = {"sequential": flow.plan("sequential")}
-    for tol in (10 * bound, 3 * bound, bound, 0.3 * bound):
+    for tol in (float(f"{share * bound:.3g}") for share in (10, 3, 1, 0.3)):
         plans |= {f"{name} {tol:g}": flow.plan(name, tol=tol) for name in ("uniform", "selective")}
         for width in (8, 16):
             method = jf.Method(width=width, tol=tol)
@@ -74,7 +74,8 @@ def row(flow: jf.Flow, batch: int, repeats: int) -> Row:
     for turn in range(repeats):
         for name, plan in racers.items():
             times[name].append(samples.seconds(plan, turn))
-    best = min(off, key=lambda name: statistics.median(times[name]))
+    ratios = {n: statistics.median(t / a for t, a in zip(times[n], times["auto"], strict=True)) for n in off}
+    best = min(ratios, key=lambda name: ratios[name])
     return {
         "batch": batch,
         "auto_seconds": statistics.median(times["auto"]),
@@ -82,7 +83,7 @@ def row(flow: jf.Flow, batch: int, repeats: int) -> Row:
         "best_fixed": best,
         "best_fixed_seconds": statistics.median(times[best]),
         "best_fixed_deviation": off[best],
-        "auto_ratio": statistics.median(b / a for a, b in zip(times["auto"], times[best], strict=True)),
+        "auto_ratio": ratios[best],
         "tuning_seconds": tuning,
         "plan": ", ".join("1" if m.width == 1 else f"{m.width or 'whole'} at {m.tol:g}" for m in auto),
     }

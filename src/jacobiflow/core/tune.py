@@ -35,6 +35,7 @@ SLIGHT = 0.02  # share of a plan's time that is not worth another try
 BRIEF = 0.03  # seconds: a shorter first run is done again, without what it paid for set-up
 SPENT = 0.3  # seconds of sequential decoding, a block, after which three runs are enough
 FEWEST, MOST = 3, 11  # runs that a median is taken of
+LAPS = 5, 21  # the same, of the final race
 CLOSE = 1.15  # of the best time known: a rival that is slower at a first look does not race
 GUIDE = 16  # rows, at least, on which the deviations of single blocks are compared; whole plans get all
 
@@ -102,16 +103,17 @@ def tune(
     racers = [exact, *second, within[-1], *_rivals(rivals, halves, bound, within[-1])]
     racers = list(dict.fromkeys(racers))
     times = fresh.race(racers)
-    plan = min(racers, key=lambda p: times[p] * (WORTH if p == exact else 1))
+    shares = {p: _share(times[p], times[exact]) for p in racers}
+    plan = min(racers, key=lambda p: shares[p] * (WORTH if p == exact else 1))
     for block, front, method in zip(blocks, fronts, plan, strict=True):
         if all(trial.method != method for trial in front):  # a rival's
             front.append(block.first_look(Trial(method)))
     base = sum(_trial(front, Method(width=1)).seconds for front in fronts)
     predicted = sum(_trial(*pair).seconds for pair in zip(fronts, plan, strict=True))
     measured = {
-        "seconds": times[plan],
-        "sequential_seconds": times[exact],
-        "speedup": times[exact] / times[plan],
+        "seconds": statistics.median(times[plan]),
+        "sequential_seconds": statistics.median(times[exact]),
+        "speedup": 1 / shares[plan],
         "predicted_speedup": base / predicted,
         "deviation": max(half.known[plan] for half in (first, fresh)),
         "rows": len(z),
@@ -176,13 +178,21 @@ def _bolder(fronts: list[list[Trial]], plan: Plan) -> Iterator[tuple[float, int,
                 yield faster.seconds - now.seconds, i, faster.method
 
 
+def _share(times: list[float], base: list[float]) -> float:
+    """The median of the times, each in units of the other's time in the same turn."""
+    return statistics.median(t / b for t, b in zip(times, base, strict=True))
+
+
 def _trial(front: list[Trial], method: Method) -> Trial:
     return next(trial for trial in front if trial.method == method)
 
 
-def _turns(times: list[float], rows: int, batch: int, enough: float) -> Iterator[slice]:
+def _turns(
+    times: list[float], rows: int, batch: int, enough: float, counts: tuple[int, int] = (FEWEST, MOST)
+) -> Iterator[slice]:
     """Batches to time, each time another one, until `times` are many or long enough."""
-    while len(times) < FEWEST or (len(times) < MOST and sum(times) < enough):
+    fewest, most = counts
+    while len(times) < fewest or (len(times) < most and sum(times) < enough):
         begin = len(times) * batch % rows
         yield slice(begin, begin + batch)
 
@@ -231,13 +241,14 @@ class _Half:
         _solve(stack, self.z[rows], plan)
         return self.clock() - began
 
-    def race(self, plans: Sequence[Plan]) -> dict[Plan, float]:
-        """Median seconds of a batch, the plans in turn."""
+    def race(self, plans: Sequence[Plan]) -> dict[Plan, list[float]]:
+        """Seconds of several batches, the plans in turn: of one turn, they can be compared on a machine that
+        is busier now and then."""
         times: dict[Plan, list[float]] = {plan: [] for plan in plans}
-        for rows in _turns(times[self.exact], len(self.z), self.batch, SPENT * len(self.stack)):
+        for rows in _turns(times[self.exact], len(self.z), self.batch, SPENT * len(self.stack), LAPS):
             for plan, found in times.items():
                 found.append(self.seconds(plan, rows))
-        return {plan: statistics.median(found) for plan, found in times.items()}
+        return times
 
 
 class _Measured:
