@@ -17,7 +17,8 @@ from jacobiflow.core import native
 FUNCTIONS = {
     "jf_params": "network",
     "jf_masked": "network",
-    "jf_masked_affine": "network",  # with the elementwise map, one position after the other
+    "jf_solve": "network",  # with the elementwise map, one position after the other
+    "jf_masked_solve": "network",  # the same
     "jf_affine": "elementwise",
     "jf_compare": "elementwise",
 }

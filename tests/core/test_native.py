@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import jacobiflow as jf
 from jacobiflow.core import native
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine
 from jacobiflow.core.decode import _compare
@@ -109,6 +110,16 @@ def test_small_work_runs_alone(three: None) -> None:
         assert torch.get_num_threads() == 3
     with pytest.raises(KeyError), native.alone(torch.zeros(10)):
         raise KeyError
+    assert torch.get_num_threads() == 3
+
+
+def test_a_whole_decoding_runs_alone(three: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch does between two blocks would leave its threads spinning while the next one is solved."""
+    flow, seen = jf.TarFlow(jf.TarFlowConfig(image_size=8, image_channels=1, width=64, blocks=2)), []
+    whole = flow.from_sequence
+    monkeypatch.setattr(flow, "from_sequence", lambda x: seen.append(torch.get_num_threads()) or whole(x))
+    flow.decode(flow.noise(2, seed=0), "sequential")
+    assert seen == [1]
     assert torch.get_num_threads() == 3
 
 

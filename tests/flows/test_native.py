@@ -17,7 +17,8 @@ from torch import Tensor
 
 import jacobiflow as jf
 from jacobiflow.core import native
-from jacobiflow.core.types import Block
+from jacobiflow.core.decode import decode
+from jacobiflow.core.types import Block, Method
 from jacobiflow.flows import tarflow
 from jacobiflow.flows.masked import MaskedMLP
 from jacobiflow.flows.native_transformer import NativeCache
@@ -74,6 +75,41 @@ def test_parameters_are_torchs(shape: str, threads: int, n: int, monkeypatch: py
             assert cache.valid == hi - 1
         cache.valid = 2  # what lies beyond is stale
         torch.testing.assert_close(ours.params(x, 4, end, cache), want[:, 4:], **close)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 3, 11])
+def test_one_position_after_the_other_in_one_call(
+    shape: str, threads: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jacobiflow.flows.native_transformer.threads", lambda: threads)
+    flow = made(shape)
+    ours, exact = pair(flow, torch.arange(n) % 5 - 1, 1.3)
+    z, end = inputs(flow, n), ours.length
+    with torch.no_grad():
+        want = decode(exact, z.double(), Method(width=1))
+        x, cache = torch.full_like(z, 3.0), ours.new_cache(n)
+        assert ours.single(x, z, 0, 1, cache) is None  # the first position is given
+        x[:, 0] = z[:, 0]
+        slopes = [ours.single(x, z, lo, hi, cache) for lo, hi in ((1, 4), (4, 5), (5, end))]
+        torch.testing.assert_close(x, want.x.float(), atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.cat(slopes, 1).sum(1), want.log_det.float(), atol=1e-4, rtol=1e-5)
+        assert cache.valid == end - 1
+        cache.valid = 1
+        assert ours.single(x, z, 4, end, cache) is None  # what stands before is not cached
+
+
+def test_all_rows_are_solved_alike() -> None:
+    flow = made("round", width=64)
+    z = inputs(flow, 60)
+    whole = flow.decode(z, "sequential").x
+    for n in (1, 2, 7, 33):
+        assert torch.equal(flow.decode(z[:n], "sequential").x, whole[:n])
+    watched = flow.decode(
+        z[:5], "sequential", watch=lambda sweep: None
+    ).x  # position by position, from Python
+    torch.testing.assert_close(watched, whole[:5], atol=1e-5, rtol=1e-5)
 
 
 def test_batches_of_every_size() -> None:

@@ -89,7 +89,7 @@ def decode(
     if z.ndim != 3 or z.shape[1] != block.length:
         raise ValueError(f"z must be [N, {block.length}, D], not {list(z.shape)}")
     began = time.perf_counter()
-    with torch.inference_mode(), native.alone(z):
+    with torch.inference_mode(), native.alone(z[: block.rows]):
         parts = _parts(block, z.detach()) if watch is None else iter([(block, z.detach())])
         options = _Options(method, on_failure, cache, relative, compact_at, name, watch)
         runs = [_Run(part, rows, options) for part, rows in parts]

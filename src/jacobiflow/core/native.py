@@ -98,6 +98,16 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
         *(c_void_p, c_void_p, c_long, c_float),  # keys, values, stride of a layer, scale
         *(c_void_p, c_long, c_void_p, c_int),  # theta, scratch, threads
     ]
+    lib.jf_solve_scratch.restype = c_long
+    lib.jf_solve_scratch.argtypes = [c_void_p, c_long, c_int]
+    lib.jf_solve.restype = c_int
+    lib.jf_solve.argtypes = [
+        *(c_void_p, c_long, c_long, c_long),  # net, n, lo, hi
+        *(c_void_p, c_long, c_void_p, c_long, c_void_p, c_long),  # x, z, slope, each with its rows
+        *(c_void_p, c_long),  # condition
+        *(c_void_p, c_void_p, c_long, c_float),  # keys, values, stride of a layer, scale
+        *(c_void_p, c_int),  # scratch, threads
+    ]
     lib.jf_masked.restype = None
     lib.jf_masked.argtypes = [
         *(c_void_p, c_long, c_long, c_long, c_long, c_long),  # net, n, first, upto, lo, hi

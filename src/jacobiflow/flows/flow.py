@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from jacobiflow.core import native
 from jacobiflow.core.decode import decode
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.memory import refuse
@@ -232,7 +233,7 @@ class Flow(nn.Module, ABC):
             max_deviation=10 * GRADIENT_TOL[z.dtype] if differentiable else None,
         )
         began = time.perf_counter()
-        with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()), native.alone(z):
             bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide)
             if compile:
                 bound = [(self.compiled(block), order) for block, order in bound]

@@ -48,6 +48,12 @@ class NativeCache:
             v[..., : self.valid, :] = self.v[:, rows, :, : self.valid]
         return NativeCache(self.net, k, v, self.scratch, self.valid)
 
+    def reserve(self, size: int) -> int:
+        """The address of room for so many numbers."""
+        if len(self.scratch) < size:
+            self.scratch = torch.empty(size)
+        return self.scratch.data_ptr()
+
 
 class NativeNet:
     """The weights of a `PatchBlock` as the compiled functions take them."""
@@ -111,24 +117,63 @@ class NativeNet:
             return theta
         kept = cache is not None
         room = cache if cache is not None else self.new_cache(n, layers=1)
-        first, count = min(room.valid, need), threads()
-        if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
-            x = x.contiguous()
-        while True:
-            size = self.lib.jf_scratch(self.address, n, hi - 1 - first, count)
-            if len(room.scratch) < size:
-                room.scratch = torch.empty(size)
+        first = min(room.valid, need)
+        x = x if _packed(x) else x.contiguous()
+        for count in (threads(), 1):
+            scratch = room.reserve(self.lib.jf_scratch(self.address, n, hi - 1 - first, count))
             failed = self.lib.jf_params(
                 *(self.address, n, first, need, hi - 1, x.data_ptr(), x.stride(0)),
-                0 if condition is None else condition.data_ptr(),
-                0 if condition is None or len(condition) == 1 else condition.stride(0),
+                *_rows(condition),
                 *(room.k.data_ptr(), room.v.data_ptr(), room.k.stride(0) if kept else 0),
-                1.0 / (math.sqrt(self.head_dim) * temperature),
+                self._scale(temperature),
                 *(theta.data_ptr() + (lo == 0) * 4 * self.params, theta.stride(0)),
-                *(room.scratch.data_ptr(), count),
+                *(scratch, count),
+            )
+            if not failed:  # the system gave the threads
+                break
+        room.valid = hi - 1
+        return theta
+
+    def single(
+        self,
+        x: Tensor,
+        z: Tensor,
+        lo: int,
+        hi: int,
+        condition: Tensor | None,
+        temperature: float,
+        cache: NativeCache,
+    ) -> Tensor | None:
+        """Positions lo .. hi - 1 of x [n, T, D], one after the other, each written when those before it are
+        there; their log |dx/dz| [n, hi - lo]. None where x or z are not what the function takes."""
+        n = len(x)
+        if not n or lo < 1 or cache.valid < lo - 1 or not all(map(_packed, (x, z))):
+            return None
+        slope = x.new_empty(n, hi - lo)
+        for count in (threads(), 1):
+            scratch = cache.reserve(self.lib.jf_solve_scratch(self.address, n, count))
+            failed = self.lib.jf_solve(
+                *(self.address, n, lo, hi, x.data_ptr(), x.stride(0), z.data_ptr(), z.stride(0)),
+                *(slope.data_ptr(), slope.stride(0), *_rows(condition)),
+                *(cache.k.data_ptr(), cache.v.data_ptr(), cache.k.stride(0), self._scale(temperature)),
+                *(scratch, count),
             )
             if not failed:
                 break
-            count = 1  # the system gave no more
-        room.valid = hi - 1
-        return theta
+        cache.valid = hi - 1
+        return slope
+
+    def _scale(self, temperature: float) -> float:
+        return 1.0 / (math.sqrt(self.head_dim) * temperature)
+
+
+def _packed(t: Tensor) -> bool:
+    """Single precision, and each row [T, D] in one piece; rows may be apart."""
+    return t.dtype == torch.float32 and t.stride(2) == 1 and t.stride(1) == t.shape[2]
+
+
+def _rows(condition: Tensor | None) -> tuple[int, int]:
+    """The address of a condition [n or 1, 1, width] and how far its rows are apart."""
+    if condition is None:
+        return 0, 0
+    return condition.data_ptr(), 0 if len(condition) == 1 else condition.stride(0)

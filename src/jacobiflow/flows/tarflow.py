@@ -202,6 +202,12 @@ class BoundPatchBlock:
             parts.append(w.proj_out(h[:, need - first :]))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
+    def single(self, x: Tensor, z: Tensor, lo: int, hi: int, cache: Cache | None) -> Tensor | None:
+        """As `Units.single`: positions lo .. hi - 1 in one call, where there is a function that does it."""
+        if not isinstance(cache, NativeCache):
+            return None
+        return cache.net.single(x, z, lo, hi, self.condition, self.attn_temp, cache)
+
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return self.weights.bijector.forward(x, theta)
 

@@ -78,15 +78,16 @@ def tune(
     with torch.no_grad():
         stack = flow.bound_blocks(total, labels=labels, context=context, guidance=guide)
         z = flow.to_prior(flow.noise(total, SEED))
-        plan = core.tune(
-            stack,
-            z,
-            batch=batch_size,
-            max_deviation=bound,
-            rivals=_rivals(flow, bound),
-            clock=clock or _clock(z.device),
-            progress=progress,
-        )
+        with native.alone(z[:batch_size]):  # as decoding will be
+            plan = core.tune(
+                stack,
+                z,
+                batch=batch_size,
+                max_deviation=bound,
+                rivals=_rivals(flow, bound),
+                clock=clock or _clock(z.device),
+                progress=progress,
+            )
     return Plan(plan.methods, about={"setting": asdict(setting), **plan.about})
 
 

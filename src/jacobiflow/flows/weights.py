@@ -59,7 +59,10 @@ class Watch:
             count = sum(map(len, self._samples))
             self._ramp = 1 + torch.arange(count, dtype=torch.float64) % 997
         numbers = torch.cat(self._samples).to("cpu", torch.float64) if found else self._ramp
-        now = [None if t.is_inference() else t._version for t in found], float(numbers @ self._ramp)
+        now = (
+            [None if t.is_inference() else t._version for t in found],
+            float((numbers * self._ramp).sum()),
+        )  # not @: its threads would spin on
         before, self._seen = self._seen, now
         return before is None or repr(before) != repr(now)  # a NaN equals itself here
 

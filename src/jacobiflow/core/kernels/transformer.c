@@ -72,18 +72,29 @@ typedef struct {
     const Layer *layers;
 } Net;
 
+/* Inputs from `first` on go in, parameters from `need` on come out: theta[n][.][params], rows apart. */
+typedef struct {
+    long first, need;
+    float *theta;
+    long theta_row;
+} Stretch;
+
 typedef struct {
     const Net *net;
-    long n, first, need, last; /* inputs first .. last - 1 go in, parameters of need .. last - 1 come out */
-    const float *x, *condition;
+    long n, last; /* samples, and the end of the inputs */
+    Stretch stretch;
+    const float *condition;
+    float *x; /* written to by `solve` alone */
     long x_row, condition_row; /* strides; condition_row is 0 if all samples share one */
     float *k, *v;              /* [layer][n][head][T][head_dim], padded */
     long layer;                /* stride of a layer; 0 if nothing is kept */
     float scale;
-    float *theta, *scratch;
-    long theta_row; /* stride */
+    float *scratch;
     long share;     /* scratch of one thread, in floats */
     int threads, split; /* split: threads share the rows of samples, not the samples */
+    const float *z; /* to be solved for x; 0 if parameters are wanted */
+    float *slope;
+    long z_row, slope_row, solved; /* strides, and the first position to solve */
     atomic_int arrived, turn, ready; /* ready: 1 go, -1 give up */
 } Job;
 
@@ -155,8 +166,8 @@ static void attend(long rows, long from, const float *q, long ldq, const float *
     }
 }
 
-/* Samples n0 .. n1 - 1, their inputs r0 .. r1 - 1 (counted from the first position). */
-static void group(Job *job, long n0, long n1, long r0, long r1, float *scratch) {
+/* Samples n0 .. n1 - 1, their inputs r0 .. r1 - 1 (counted from the first position of the stretch). */
+static void group(Job *job, Stretch here, long n0, long n1, long r0, long r1, float *scratch) {
     const Net *net = job->net;
     long s = r1 - r0, rows = (n1 - n0) * s, width = net->width, hp = up(net->head_dim);
     long ld = up(width), heads = net->heads, wide = 3 * heads * hp, hid = up(net->hidden);
@@ -164,7 +175,7 @@ static void group(Job *job, long n0, long n1, long r0, long r1, float *scratch) 
     float *h = scratch, *y = h + rows * ld, *big = y + rows * (ld > mixed ? ld : mixed);
     float *room = big + rows * (wide > hid ? wide : hid);
     for (long i = 0; i < rows; i++) {
-        long n = n0 + i / s, t = job->first + r0 + i % s;
+        long n = n0 + i / s, t = here.first + r0 + i % s;
         float *row = h + i * ld;
         memset(row, 0, ld * sizeof(float));
         memcpy(row, net->embed + t * width, width * sizeof(float));
@@ -172,7 +183,7 @@ static void group(Job *job, long n0, long n1, long r0, long r1, float *scratch) 
             for (long j = 0; j < width; j++) row[j] += job->condition[n * job->condition_row + j];
     }
     for (long n = n0; n < n1; n++)
-        product(s, job->x + n * job->x_row + (job->first + r0) * net->dim, net->dim, net->in, net->dim, width,
+        product(s, job->x + n * job->x_row + (here.first + r0) * net->dim, net->dim, net->in, net->dim, width,
                 h + (n - n0) * s * ld, ld, 0, 1);
     for (long l = 0; l < net->depth; l++) {
         const Layer *w = net->layers + l;
@@ -180,7 +191,7 @@ static void group(Job *job, long n0, long n1, long r0, long r1, float *scratch) 
         product(rows, y, ld, w->qkv, width, wide, big, wide, w->qkv_bias, 0);
         float *keys = job->k + l * job->layer, *values = job->v + l * job->layer;
         for (long i = 0; i < rows; i++) {
-            long n = n0 + i / s, t = job->first + r0 + i % s;
+            long n = n0 + i / s, t = here.first + r0 + i % s;
             for (long head = 0; head < heads; head++) {
                 const float *k = big + i * wide + (heads + head) * hp;
                 long place = (n * heads + head) * each + t * hp;
@@ -191,7 +202,7 @@ static void group(Job *job, long n0, long n1, long r0, long r1, float *scratch) 
         if (job->split) meet(job);
         for (long n = n0; n < n1; n++)
             for (long head = 0; head < heads; head++)
-                attend(s, job->first + r0, big + (n - n0) * s * wide + head * hp, wide,
+                attend(s, here.first + r0, big + (n - n0) * s * wide + head * hp, wide,
                        keys + (n * heads + head) * each, values + (n * heads + head) * each, hp, net->length,
                        job->scale, room, y + (n - n0) * s * mixed + head * hp, mixed);
         if (job->split && !job->layer) meet(job);
@@ -201,14 +212,14 @@ static void group(Job *job, long n0, long n1, long r0, long r1, float *scratch) 
         for (long i = 0; i < rows * hid; i += LANES) store(big + i, vgelu(load(big + i)));
         product(rows, big, hid, w->down, net->hidden, width, h, ld, w->down_bias, 1);
     }
-    long skip = job->need - job->first, pp = up(net->params);
+    long skip = here.need - here.first, pp = up(net->params);
     for (long n = n0; n < n1; n++) {
         long from = r0 > skip ? r0 : skip;
         if (from >= r1) continue;
         product(r1 - from, h + ((n - n0) * s + from - r0) * ld, ld, net->out, width, net->params, big, pp,
                 net->out_bias, 0);
         for (long i = from; i < r1; i++)
-            memcpy(job->theta + n * job->theta_row + (i - skip) * net->params, big + (i - from) * pp,
+            memcpy(here.theta + n * here.theta_row + (i - skip) * net->params, big + (i - from) * pp,
                    net->params * sizeof(float));
     }
 }
@@ -226,19 +237,57 @@ static long scratch_rows(const Net *net, long n, long s, int threads, int split)
     return most < n * s ? most : n * s;
 }
 
+/* x = z e^a + b, or z + b without a, of one position [dim]; returns the sum of a */
+static float invert(long dim, const float *z, const float *theta, int scaled, float *x) {
+    vec total = all(0);
+    for (long j = 0; j < dim; j += LANES) {
+        long here = dim - j < LANES ? dim - j : LANES;
+        float raw[LANES] = {0}, shift[LANES] = {0}, from[LANES] = {0}, to[LANES];
+        if (scaled) memcpy(raw, theta + j, here * sizeof(float));
+        memcpy(shift, theta + (scaled ? dim : 0) + j, here * sizeof(float));
+        memcpy(from, z + j, here * sizeof(float));
+        vec a = load(raw);
+        total += a;
+        store(to, scaled ? load(from) * vexp_over(a) + load(shift) : load(from) + load(shift));
+        memcpy(x + j, to, here * sizeof(float));
+    }
+    return sum(total);
+}
+
+/* Samples n0 .. n1 - 1, position after position: each as soon as those before it are there. */
+static void solve(Job *job, long n0, long n1, float *scratch) {
+    const Net *net = job->net;
+    float *theta = scratch;
+    scratch += (n1 - n0) * net->params;
+    for (long t = job->solved; t <= job->last; t++) {
+        Stretch here = {t - 1, t - 1, theta - n0 * net->params, net->params};
+        group(job, here, n0, n1, 0, 1, scratch);
+        for (long n = n0; n < n1; n++)
+            job->slope[n * job->slope_row + t - job->solved] =
+                invert(net->dim, job->z + n * job->z_row + t * net->dim, theta + (n - n0) * net->params,
+                       net->params > net->dim, job->x + n * job->x_row + t * net->dim);
+    }
+}
+
 static void *part(void *given) {
     Part *mine = given;
     Job *job = mine->job;
     while (!atomic_load(&job->ready)) sched_yield();
     if (atomic_load(&job->ready) < 0) return 0;
-    long s = job->last - job->first, n = job->n, i = mine->index;
+    long s = job->z ? 1 : job->last - job->stretch.first, n = job->n, i = mine->index;
     float *scratch = job->scratch + i * job->share;
     if (job->split) {
-        group(job, 0, n, s * i / job->threads, s * (i + 1) / job->threads, scratch);
+        group(job, job->stretch, 0, n, s * i / job->threads, s * (i + 1) / job->threads, scratch);
         return 0;
     }
-    long n0 = n * i / job->threads, n1 = n * (i + 1) / job->threads, step = group_rows(job->net, s) / s;
-    for (; n0 < n1; n0 += step) group(job, n0, n0 + step < n1 ? n0 + step : n1, 0, s, scratch);
+    long n0 = n * i / job->threads, end = n * (i + 1) / job->threads, step = group_rows(job->net, s) / s;
+    for (; n0 < end; n0 += step) {
+        long n1 = n0 + step < end ? n0 + step : end;
+        if (job->z)
+            solve(job, n0, n1, scratch);
+        else
+            group(job, job->stretch, n0, n1, 0, s, scratch);
+    }
     return 0;
 }
 
@@ -251,13 +300,31 @@ static int plan(long n, long s, int threads, int *split) {
     return threads < 1 ? 1 : threads;
 }
 
+/* Floats that a thread needs for so many rows. */
+static long share(const Net *net, long rows) {
+    long ld = up(net->width), mixed = net->heads * up(net->head_dim), pp = up(net->params);
+    long big = 3 * mixed > up(net->hidden) ? 3 * mixed : up(net->hidden);
+    if (pp > big) big = pp;
+    return rows * (ld + (ld > mixed ? ld : mixed) + big) + (ROWS + up(net->head_dim)) * up(net->length);
+}
+
+/* All threads of a job; 1 if they could not be had, and nothing was done. */
+static int run(Job *job) {
+    pthread_t others[job->threads];
+    Part parts[job->threads];
+    int running = 1;
+    for (int i = 0; i < job->threads; i++) parts[i] = (Part){job, i};
+    while (running < job->threads && !pthread_create(others + running, 0, part, parts + running)) running++;
+    atomic_store(&job->ready, running == job->threads ? 1 : -1);
+    part(parts);
+    for (int i = 1; i < running; i++) pthread_join(others[i], 0);
+    return running < job->threads;
+}
+
 /* Floats that `jf_params` needs to work in. */
 long jf_scratch(const Net *net, long n, long s, int threads) {
     int split, count = plan(n, s, threads, &split);
-    long rows = scratch_rows(net, n, s, count, split), ld = up(net->width), mixed = net->heads * up(net->head_dim);
-    long big = 3 * mixed > up(net->hidden) ? 3 * mixed : up(net->hidden), pp = up(net->params);
-    if (pp > big) big = pp;
-    return count * (rows * (ld + (ld > mixed ? ld : mixed) + big) + (ROWS + up(net->head_dim)) * up(net->length));
+    return count * share(net, scratch_rows(net, n, s, count, split));
 }
 
 /* Parameters of positions need + 1 .. last [n, last - need, params] from x[n, T, dim];
@@ -265,20 +332,32 @@ long jf_scratch(const Net *net, long n, long s, int threads) {
 int jf_params(const Net *net, long n, long first, long need, long last, const float *x, long x_row,
               const float *condition, long condition_row, float *k, float *v, long layer, float scale,
               float *theta, long theta_row, float *scratch, int threads) {
-    Job job = {.net = net, .n = n, .first = first, .need = need, .last = last, .x = x, .condition = condition,
-               .x_row = x_row, .condition_row = condition_row, .k = k, .v = v, .layer = layer,
-               .scale = scale, .theta = theta, .theta_row = theta_row, .scratch = scratch};
+    Job job = {.net = net, .n = n, .stretch = {first, need, theta, theta_row}, .last = last, .x = (float *)x,
+               .condition = condition, .x_row = x_row, .condition_row = condition_row, .k = k, .v = v,
+               .layer = layer, .scale = scale, .scratch = scratch};
     long s = last - first;
-    job.share = jf_scratch(net, n, s, threads);
     job.threads = plan(n, s, threads, &job.split);
-    job.share /= job.threads;
-    pthread_t others[job.threads];
-    Part parts[job.threads];
-    int running = 1;
-    for (int i = 0; i < job.threads; i++) parts[i] = (Part){&job, i};
-    while (running < job.threads && !pthread_create(others + running, 0, part, parts + running)) running++;
-    atomic_store(&job.ready, running == job.threads ? 1 : -1);
-    part(parts);
-    for (int i = 1; i < running; i++) pthread_join(others[i], 0);
-    return running < job.threads;
+    job.share = jf_scratch(net, n, s, threads) / job.threads;
+    return run(&job);
+}
+
+static long solve_share(const Net *net, long n) {
+    long rows = scratch_rows(net, n, 1, 1, 0);
+    return share(net, rows) + rows * net->params;
+}
+
+/* Floats that `jf_solve` needs to work in. */
+long jf_solve_scratch(const Net *net, long n, int threads) { return (threads < n ? threads : n) * solve_share(net, n); }
+
+/* Positions lo .. hi - 1 >= 1 of x[n, T, dim], one after the other, and the sums of their log |dx/dz|
+ * [n, hi - lo]; keys and values of those before lo - 1 are there. 1 as above. */
+int jf_solve(const Net *net, long n, long lo, long hi, float *x, long x_row, const float *z, long z_row, float *slope,
+             long slope_row, const float *condition, long condition_row, float *k, float *v, long layer, float scale,
+             float *scratch, int threads) {
+    Job job = {.net = net, .n = n, .last = hi - 1, .x = x, .condition = condition, .x_row = x_row,
+               .condition_row = condition_row, .k = k, .v = v, .layer = layer, .scale = scale, .scratch = scratch,
+               .z = z, .slope = slope, .z_row = z_row, .slope_row = slope_row, .solved = lo};
+    job.threads = threads < n ? threads : (int)n;
+    job.share = solve_share(net, n);
+    return run(&job);
 }

@@ -43,10 +43,15 @@ INLINE vec madd(vec a, vec b, vec c) {
 #endif
 }
 
+/* pairs, then pairs of these: short chains, and the same order on every processor with as many lanes */
 INLINE float sum(vec x) {
-    float s = 0;
-    for (int i = 0; i < LANES; i++) s += x[i];
-    return s;
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)x);
+#else
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) x[i] += x[i + half];
+    return x[0];
+#endif
 }
 
 /* lane by lane, a where the mask says so, else b */
