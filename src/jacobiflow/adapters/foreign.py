@@ -313,9 +313,10 @@ def _as_original(z: Tensor, x: Tensor, log_det: Tensor, rows: Tensor) -> None:
     non-finite number reaches all features in the next pass, unless it is the last one."""
     new = int(z[rows].isfinite().flatten(1).all(1).sum())
     if new:  # not those that came in so from another layer
+        wider = "" if z.dtype is torch.float64 else "try float64, or "
         warnings.warn(
             f"{new} of {len(z)} samples have no finite inverse in {z.dtype}: they are not finite, as they "
-            "would be without acceleration; try float64, or check the weights and the noise",
+            f"would be without acceleration; {wider}check the weights and the noise",
             RuntimeWarning,
             stacklevel=5,
         )
