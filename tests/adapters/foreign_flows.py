@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -132,6 +133,7 @@ def _graph() -> Tensor:
     return (lower | torch.eye(D, dtype=torch.bool))[mixed][:, mixed]
 
 
+_steep = functools.partial(zuko.transforms.MonotonicAffineTransform, slope=2.0)  # which bounds nothing
 _Affine = nflows_ar.MaskedAffineAutoregressiveTransform
 _RQ = nflows_ar.MaskedPiecewiseRationalQuadraticAutoregressiveTransform
 _Quadratic = nflows_ar.MaskedPiecewiseQuadraticAutoregressiveTransform
@@ -160,6 +162,7 @@ CASES: dict[str, Case] = {
     "zuko-maf-bare": _zuko_case("MAF", hidden_features=()),
     "zuko-nsf": _zuko_case("NSF"),
     "zuko-nsf-randperm": _zuko_case("NSF", randperm=True, bins=5),
+    "zuko-maf-slope": _zuko_case("MAF", univariate=_steep, shapes=[(), ()]),
     "zuko-ncsf": _zuko_case("NCSF"),
     "zuko-sospf": _zuko_case("SOSPF", bisection=True),
     "zuko-naf": _zuko_case("NAF", bisection=True, randperm=True, network={"hidden_features": (8,)}, signal=4),

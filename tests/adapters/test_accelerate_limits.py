@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pyro.nn
 import pytest
 import torch
 import zuko
 from nflows.transforms import autoregressive as nflows_ar
 from nflows.transforms.autoregressive import MaskedAffineAutoregressiveTransform
 from nflows.transforms.made import MaskedLinear
+from normflows.flows.neural_spline.autoregressive import MaskedPiecewiseRationalQuadraticAutoregressive
+from pyro.distributions import transforms as pyro_t
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 
@@ -346,3 +350,42 @@ def test_few_rows_of_few_features_run_the_original(monkeypatch: pytest.MonkeyPat
             model.inverse(torch.randn(rows, features))
         jf.accelerate(MaskedAffineAutoregressiveTransform(6, 64).eval()).inverse(torch.randn(3, 6))
     assert sizes == [2000, 1, 3]  # compiled maps pay for any number of rows
+
+
+@pytest.mark.parametrize("size", [1e6, 3e7, 1e9, 3.4e38])
+def test_pyros_clamp_rounds_as_pyro_does(size: float) -> None:
+    """It adds what was clamped off to the number itself, which then is 0 if that is large."""
+    torch.manual_seed(0)
+    flow = pyro_t.AffineAutoregressive(pyro.nn.AutoRegressiveNN(8, [16]))
+    z = torch.randn(12, 8)
+    with torch.no_grad():
+        flow.arn.layers[-1].bias[8:] = size
+        want = flow.inv(z)
+        flow.clear_cache()
+        torch.testing.assert_close(jf.accelerate(flow).inv(z), want, atol=1e-6, rtol=1e-6)
+
+
+_slope_one = functools.partial(zuko.transforms.MonotonicAffineTransform, slope=1.0)
+_tails: dict[str, Any] = {"features": D, "hidden_features": 24, "tails": "linear", "tail_bound": 3.0}
+ODD: dict[str, Callable[[], Any]] = {
+    "nflows, one bin": lambda: nflows_ar.MaskedPiecewiseRationalQuadraticAutoregressiveTransform(
+        **_tails, num_bins=1
+    ),
+    "normflows, one bin": lambda: MaskedPiecewiseRationalQuadraticAutoregressive(**_tails, num_bins=1),
+    "zuko, one bin": lambda: zuko.flows.NSF(D, transforms=1, bins=1),
+    "zuko, slope 1": lambda: zuko.flows.MAF(D, transforms=1, univariate=_slope_one, shapes=[(), ()]),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_maps_that_are_hardly_maps_are_the_librarys(name: str) -> None:
+    torch.manual_seed(0)
+    flow, z = perturb(ODD[name]()), torch.randn(5, D)
+
+    def run() -> Tensor:
+        return flow().transform.inv(z) if name.startswith("zuko") else flow.inverse(z)[0]
+
+    with torch.no_grad():
+        want = run()
+        jf.accelerate(flow)
+        torch.testing.assert_close(run(), want, equal_nan=True, atol=1e-5, rtol=1e-5)

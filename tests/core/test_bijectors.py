@@ -22,6 +22,19 @@ MAPS = {
 }
 
 
+def test_rounding_does_not_lead_out_of_a_bin() -> None:
+    """In steep and narrow bins the root of the quadratic may be just outside of [0, 1]."""
+    f, draw = Spline(bins=8, bound=3.3), torch.Generator().manual_seed(0)
+    z = 2 * torch.randn(1_000_000, 1, generator=draw)
+    theta = 6 * torch.randn(1_000_000, f.params, generator=draw)
+    with torch.no_grad():
+        exact = f.inverse(z.double(), theta.double())[1]
+        with torch.enable_grad():  # torch's own
+            slow = f.inverse(z, theta)[1]
+    assert (slow - exact).abs().max() < 50
+    assert slow.isfinite().all()
+
+
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("dim", [1, 4])
 def test_inverse_and_slope(name: str, dim: int) -> None:

@@ -244,6 +244,24 @@ def test_overflowing_samples_fall_back_to_the_sequential_answer(family: str) -> 
     assert out.log_det[kinds["hopeless"]].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("on_failure", ["fallback", "return"])
+@pytest.mark.parametrize("width", [None, 3, 2])
+def test_a_last_position_that_overflows_is_alone(
+    width: int | None, on_failure: Any, dtype: torch.dtype
+) -> None:
+    """All before it stand still at once, and nothing is left to sweep."""
+    flow = jf.MAF(jf.MAFConfig(features=3, blocks=1, hidden=(4,), scale="exp")).to(dtype)
+    with torch.no_grad():
+        flow.blocks[0].head.bias[4] = 1000.0
+    z = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], dtype=dtype)  # inf, and 0 * inf
+    exact = flow.decode(z, "sequential")
+    out = flow.decode(z, jf.Plan((jf.Method(width=width, tol=1e-6),)), on_failure=on_failure)
+    assert out.stats.status is exact.stats.status is jf.Status.NONFINITE
+    assert torch.equal(out.x[:, :2], exact.x[:, :2]) or on_failure == "return"
+    assert not out.x[:, 2].isfinite().any()
+
+
 @pytest.mark.parametrize("family", ["maf", "tarflow"])
 def test_bad_samples_cost_their_batch_mates_nothing(family: str) -> None:
     flow = planted(family)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,39 @@ def test_all_rows_are_solved_alike() -> None:
         z[:5], "sequential", watch=lambda sweep: None
     ).x  # position by position, from Python
     torch.testing.assert_close(watched, whole[:5], atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
+def default(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """Another type for tensors that nobody gave one."""
+    yield request.param
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("plan", ["sequential", "uniform"])
+@pytest.mark.parametrize("family", ["tarflow", "maf"])
+def test_torchs_default_type_does_not_matter(family: str, plan: str, default: torch.dtype) -> None:
+    flow = made() if family == "tarflow" else maf(0.5, features=20, hidden=(40, 40))
+    z = flow.noise(30, seed=0)
+    want = flow.decode(z, plan).x
+    assert want.isfinite().all()
+    torch.set_default_dtype(default)
+    assert torch.equal(flow.decode(z, plan).x, want)
+
+
+@pytest.mark.parametrize("family", ["tarflow", "maf"])
+def test_autocast_is_torchs_business(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = made() if family == "tarflow" else maf(0.3, features=17, hidden=(40, 40), context=3)
+    z = flow.noise(30, seed=0)
+    given = {"labels": torch.arange(30) % 4} if family == "tarflow" else {"context": torch.randn(30, 3)}
+    with torch.autocast("cpu", torch.bfloat16):
+        found = flow.decode(z, "sequential", **given).x
+        with monkeypatch.context() as switch:
+            switch.setattr(native, "library", lambda: None)
+            assert torch.equal(flow.decode(z, "sequential", **given).x, found)
+    assert found.isfinite().all()
+    fresh = copy.deepcopy(flow).decode(z, "sequential", **given).x
+    assert torch.equal(flow.decode(z, "sequential", **given).x, fresh)  # nothing of it was kept
 
 
 def test_batches_of_every_size() -> None:

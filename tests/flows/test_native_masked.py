@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 from dataclasses import replace
 
 import pytest
@@ -211,6 +212,42 @@ def test_an_answer_does_not_depend_on_the_batch(name: str, activation: str) -> N
         assert slope is not None
         assert torch.equal(x, want[:n])
         assert torch.equal(slope, slopes[:n])
+
+
+def test_a_network_deeper_than_the_stack_of_a_thread() -> None:
+    flow = maf(0.1, features=6, blocks=1, hidden=(4,) * 400)
+    exact = copy.deepcopy(flow).double()
+    z = flow.noise(3, seed=0)
+    found: list[Tensor] = []
+    size = threading.stack_size(512 * 1024)
+    try:
+        thread = threading.Thread(target=lambda: found.append(flow.decode(z, "sequential").x))
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(size)
+    torch.testing.assert_close(found[0], exact.decode(z.double(), "sequential").x.float(), **CLOSE)
+
+
+@pytest.mark.parametrize("bias", [-50.0, -1e3, -1e35, -3e38])
+def test_silu_far_out(bias: float) -> None:
+    flow = maf(0.7, features=6, blocks=1, hidden=(20,), activation="silu")
+    with torch.no_grad():
+        flow.blocks[0].linears[0].bias.fill_(bias)
+    exact, z = copy.deepcopy(flow).double(), flow.noise(5, seed=0)
+    want = exact.decode(z.double(), "sequential").x.float()
+    torch.testing.assert_close(flow.decode(z, "sequential").x, want, **CLOSE)
+
+
+@pytest.mark.parametrize("scale", ["softplus", "sigmoid"])
+def test_scales_below_the_smallest_normal_number(scale: str) -> None:
+    """Only torch tells them apart; min_scale=0 allows them."""
+    flow = jf.MAF(jf.MAFConfig(features=6, blocks=1, hidden=(8,), min_scale=0.0, scale=scale))
+    with torch.no_grad():
+        flow.blocks[0].head.bias[::2] = -90.0 if scale == "softplus" else -88.0
+    z = torch.full((3, 6), 1e-40)
+    exact = copy.deepcopy(flow).double().decode(z.double(), "sequential")
+    torch.testing.assert_close(flow.decode(z, "sequential").log_det, exact.log_det.float(), rtol=1e-4, atol=0)
 
 
 def test_unknown_maps_are_not_solved_in_one_call() -> None:

@@ -395,7 +395,8 @@ def compiled(about: Foreign) -> bool:
     if net.activation is None or kind(net.activation) is None or len(net.links) < 2:
         return False
     with torch.no_grad():
-        return hasattr(about.bijector, "compiled") and native.usable(net.links[0].linear.weight) is not None
+        known = getattr(about.bijector, "compiled", None) is not None
+        return known and native.usable(net.links[0].linear.weight) is not None
 
 
 def work(net: Network, n: int) -> float:

@@ -74,7 +74,7 @@ def _rational_quadratic(owner: Any) -> Bijector:
     k = owner.num_bins
     spline = rational_quadratic_spline
     if owner.tails == "linear":
-        if owner.min_bin_width == owner.min_bin_height:
+        if k > 1 and owner.min_bin_width == owner.min_bin_height:
             return SoftplusSpline(k, owner.tail_bound, owner.min_bin_width, owner.min_derivative)
         spline = partial(
             unconstrained_rational_quadratic_spline, tails=owner.tails, tail_bound=owner.tail_bound

@@ -63,7 +63,8 @@ def _rational_quadratic(owner: Any) -> Bijector:
     limits = {name: getattr(owner, name) for name in ("min_bin_width", "min_bin_height", "min_derivative")}
     if tails is None:
         return ForeignMap(cut(splines.rational_quadratic_spline, k, 2 * k, **limits))
-    if tails == "linear" and not torch.is_tensor(bound) and owner.min_bin_width == owner.min_bin_height:
+    alike = k > 1 and not torch.is_tensor(bound) and owner.min_bin_width == owner.min_bin_height
+    if tails == "linear" and alike:
         return SoftplusSpline(k, bound, owner.min_bin_width, owner.min_derivative)
 
     def mixed(z: Tensor, theta: Tensor, inverse: bool) -> Any:

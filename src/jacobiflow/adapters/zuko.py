@@ -188,9 +188,11 @@ def _bijector(lazy: Any, length: int) -> Bijector | None:
     if isinstance(make, functools.partial) and not make.args:
         options, make = make.keywords, make.func
     slope = options.get("slope", 1e-3)
-    if make is transforms.MonotonicAffineTransform and set(options) <= {"slope"}:
+    usual = 0 < slope < 1
+    if make is transforms.MonotonicAffineTransform and set(options) <= {"slope"} and usual:
         return SoftclipAffine(slope)
-    if make is transforms.MonotonicRQSTransform and set(options) <= {"slope", "bound"}:
+    several = make is transforms.MonotonicRQSTransform and shapes[0][0] > 1
+    if several and set(options) <= {"slope", "bound"} and usual:
         return SoftclipSpline(shapes[0][0], options.get("bound", 5.0), min_bin=0.0, min_slope=slope)
     stack = lazy.univariate if isinstance(lazy.univariate, nn.Module) else None
     if stack is not None and any(p.shape[:1] != (length,) for p in stack.parameters()):

@@ -87,9 +87,9 @@ class ScaleAffine:
     params: int = 2
 
     @property
-    def compiled(self) -> Compiled:
-        """For the compiled functions."""
-        return AFFINE[self.scale], (self.eps,)
+    def compiled(self) -> Compiled | None:
+        """For the compiled functions, which do not tell scales below the smallest normal number."""
+        return (AFFINE[self.scale], (self.eps,)) if self.eps > 0 else None
 
     def scale_of(self, u: Tensor) -> Tensor:
         """s(u), positive."""
@@ -101,7 +101,7 @@ class ScaleAffine:
         return torch.addcmul(b, x, s), s.log()
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        found = affine_inverse(self.scale, self.eps, z, theta)
+        found = affine_inverse(self.scale, self.eps, z, theta) if self.eps > 0 else None
         if found is not None:
             return found
         u, b = theta.chunk(2, dim=-1)
@@ -128,7 +128,8 @@ class Spline:
 
     def __post_init__(self) -> None:
         if self.bins < 2 or self.bins * self.min_bin >= 1:
-            raise ValueError(f"a spline takes 2 to {int(1 / self.min_bin) - 1} bins, not {self.bins}")
+            most = f"to {int(1 / self.min_bin) - 1}" if self.min_bin else "or more"
+            raise ValueError(f"a spline takes 2 {most} bins, not {self.bins}")
 
     @property
     def params(self) -> int:
@@ -183,6 +184,7 @@ class Spline:
         b = h * d0 - y * mixed
         c = -s * y
         t = 2 * c / (-b - torch.sqrt((b**2 - 4 * a * c).clamp_min(0)))
+        t = t.clamp(0, 1)  # rounding may lead out of the bin
         return torch.where(inside, x0 + t * w, z), torch.where(inside, -_log_slope(t, s, d0, d1), 0)
 
 

@@ -296,7 +296,7 @@ class _Run:
                 over = moving & ~update.isfinite()
                 head = new[:, 0].isfinite().all(1).cpu()
                 strikes += over
-                lost = over & (~head | (strikes >= STRIKES))
+                lost = over & (~head | exact | (strikes >= STRIKES))  # exact: all but the last, that is
                 self.count(now.places[lost], swept, cost)
                 self.lose(now, lost, over & ~head, start)
                 new = torch.where(new.isfinite(), new, first_guess(now.z, self.method.init)[:, start:hi])

@@ -135,10 +135,10 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def usable(like: Tensor) -> ctypes.CDLL | None:
-    """The library, where it applies: plain numbers on a CPU, and no gradients asked for."""
+    """The library, where it applies: plain numbers on a CPU, no gradients, no autocast."""
     if torch.is_grad_enabled() or like.device.type != "cpu" or like.dtype != torch.float32:
         return None
-    return library()
+    return None if torch.is_autocast_enabled("cpu") else library()
 
 
 def pad(t: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def affine_inverse(scale: str, eps: float, z: Tensor, theta: Tensor) -> tuple[Te
         return None
     n, w, d = z.shape
     z, theta = _rows(z), theta.contiguous()
-    x, slope = (torch.empty(n, w, d) for _ in range(2))
+    x, slope = (z.new_empty(n, w, d) for _ in range(2))
     ends = x.data_ptr(), slope.data_ptr()
     lib.jf_affine(AFFINE[scale], eps, n, w, d, z.data_ptr(), z.stride(0), theta.data_ptr(), *ends)
     return x, slope
@@ -175,7 +175,7 @@ def compare(new: Tensor, old: Tensor, slope: Tensor | None, rounding: float) -> 
         return None
     n, w, d = new.shape
     new, old = new.contiguous(), _rows(old)
-    update, still = torch.empty(n), torch.empty(n, dtype=torch.long)
+    update, still = new.new_empty(n), new.new_empty(n, dtype=torch.long)
     slope = None if slope is None else slope.contiguous()  # named, so that it lives through the call
     slopes = 0 if slope is None else slope.data_ptr()
     ends = update.data_ptr(), still.data_ptr()

@@ -17,6 +17,7 @@ from jacobiflow.core.native import PANEL, Kept, pad, panels, threads
 from jacobiflow.flows.units import Units
 
 NUMBERS = 5  # that a map has at most, as in masked.h
+DEEPEST, WIDEST = 32, 256  # layers and parameters whose sums the stack of a thread has room for, anywhere
 RELU, ELU, GELU, SILU, TANH = range(1, 6)  # as in masked.c
 FUNCTIONS: dict[Any, int] = {
     F.relu: RELU,
@@ -94,15 +95,16 @@ class NativeMasked:
         limits = [reach[min(p + PANEL, len(reach)) - 1] for p in range(0, len(reach), PANEL)]
         return _Stage(
             *(self.keep(panels(weight.T)), self.keep(pad(bias[:, 0])), factor, offset),
-            self.keep(torch.tensor(limits)),
-            self.keep(torch.tensor(ends)) if ends else 0,
+            self.keep(torch.tensor(limits, device="cpu")),
+            self.keep(torch.tensor(ends, device="cpu")) if ends else 0,
             *(weight.shape[1], len(weight), source, activated, skip),
         )
 
     def new_cache(self, n: int, context: Mapping[int, Tensor]) -> NativeUnits:
         """As `Packed.new_cache`."""
         terms = {i: pad(term.T.contiguous()) for i, term in context.items()}
-        nodes = [torch.empty(n, size + -size % PANEL) for size in self.sizes]
+        like = torch.empty(0, dtype=torch.float32, device="cpu")  # whatever torch's defaults are
+        nodes = [like.new_empty(n, size + -size % PANEL) for size in self.sizes]
         return NativeUnits(self, nodes, [torch.empty_like(node) for node in nodes], terms)
 
 
@@ -154,7 +156,8 @@ class NativeUnits(Units):
         """Positions lo .. hi - 1 of x [n, T, 1], one after the other, each written when those before it are
         there; their log |dx/dz| [n, hi - lo]. None where x or z are not what the function takes."""
         plain = all(t.dtype == torch.float32 and t.stride(1) == 1 and t.shape[2] == 1 for t in (x, z))
-        if not plain or not len(x):
+        net = self.net.net
+        if not plain or not len(x) or net.depth > DEEPEST or net.params > WIDEST:
             return None
         number, numbers = by
         slope = x.new_empty(len(x), hi - lo)

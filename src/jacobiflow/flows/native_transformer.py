@@ -51,7 +51,7 @@ class NativeCache:
     def reserve(self, size: int) -> int:
         """The address of room for so many numbers."""
         if len(self.scratch) < size:
-            self.scratch = torch.empty(size)
+            self.scratch = self.k.new_empty(size)
         return self.scratch.data_ptr()
 
 
@@ -96,8 +96,9 @@ class NativeNet:
     def new_cache(self, n: int, *, layers: int | None = None) -> NativeCache:
         """An empty cache for n rows."""
         depth, *rest = self.shape
-        k = torch.empty(depth if layers is None else layers, n, *rest)
-        return NativeCache(self, k, torch.empty_like(k), torch.empty(0))
+        shape = depth if layers is None else layers, n, *rest
+        k = torch.empty(shape, dtype=torch.float32, device="cpu")  # whatever torch's defaults are
+        return NativeCache(self, k, torch.empty_like(k), k.new_empty(0))
 
     def __call__(
         self,

@@ -39,7 +39,7 @@ INLINE vec activate(const int kind, vec x) {
     case RELU: return pick(x < 0, all(0), x);
     case ELU: return pick(x < 0, vexp(x) - 1.0f, x);
     case GELU: return vgelu(x);
-    case SILU: return x / (1.0f + vexp(-x));
+    case SILU: return x / (1.0f + vexp_over(-x));
     case TANH: return vtanh(x);
     default: return x;
     }
@@ -65,7 +65,7 @@ INLINE void affine(const Map *map, const float *theta, long next, vec z, vec *x,
         *x = (z - p) / vexp_over(q), *slope = -q;
         break;
     case CLAMPED:
-        q = pick(q < first, all(first), pick(q > second, all(second), q));
+        q = q + (pick(q < first, all(first), pick(q > second, all(second), q)) - q); /* as Pyro rounds it */
         *x = (z - p) * vexp_over(-q), *slope = -q;
         break;
     case STABLE:

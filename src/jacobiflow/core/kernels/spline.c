@@ -53,6 +53,7 @@ static void spline(const Map *map, const float *theta, long next, vec z, vec *x,
     vec a = h * (s - d0) + y * mixed, b = h * d0 - y * mixed, c = -s * y;
     vec under = b * b - 4.0f * a * c;
     vec t = 2.0f * c / (-b - vsqrt(pick(under < 0, all(0), under)));
+    t = pick(t < 0, all(0), pick(t > 1, all(1), t)); /* rounding may lead out of the bin */
     vec u = t * (1.0f - t), back = 1.0f - t;
     vec top = s * s * (d1 * t * t + 2.0f * s * u + d0 * back * back);
     *x = pick(inside, x0 + t * w, z);

@@ -26,6 +26,7 @@
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int ivec __attribute__((vector_size(4 * LANES)));
+typedef unsigned uvec __attribute__((vector_size(4 * LANES))); /* whose overflow is defined */
 
 INLINE vec load(const float *p) { return *(const loose *)p; }
 INLINE void store(float *p, vec x) { *(loose *)p = x; }
@@ -71,7 +72,7 @@ INLINE vec vexp(vec x) {
     p = p * r + 1.6666665e-1f;
     p = p * r + 5.0000001e-1f;
     p = p * r * r + r + 1.0f;
-    ivec bits = ((ivec)shifted + 127) << 23; /* the mantissa's low bits hold k */
+    uvec bits = ((uvec)shifted + 127) << 23; /* the mantissa's low bits hold k */
     return p * (vec)bits;
 }
 
