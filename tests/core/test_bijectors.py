@@ -25,14 +25,10 @@ MAPS = {
 def test_rounding_does_not_lead_out_of_a_bin() -> None:
     """In steep and narrow bins the root of the quadratic may be just outside of [0, 1]."""
     f, draw = Spline(bins=8, bound=3.3), torch.Generator().manual_seed(0)
-    z = 2 * torch.randn(1_000_000, 1, generator=draw)
-    theta = 6 * torch.randn(1_000_000, f.params, generator=draw)
-    with torch.no_grad():
-        exact = f.inverse(z.double(), theta.double())[1]
-        with torch.enable_grad():  # torch's own
-            slow = f.inverse(z, theta)[1]
-    assert (slow - exact).abs().max() < 50
-    assert slow.isfinite().all()
+    z = 2 * torch.randn(200_000, 1, generator=draw)
+    theta = 25 * torch.randn(200_000, f.params, generator=draw)
+    exact = f.inverse(z.double(), theta.double())[1]
+    assert (f.inverse(z, theta)[1] - exact).abs().max() < 50  # it was 200 and more, or not a number
 
 
 @pytest.mark.parametrize("name", MAPS)
