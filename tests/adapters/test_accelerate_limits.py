@@ -25,21 +25,6 @@ from adapters.foreign_flows import CASES, CONTEXT, D, perturb
 from jacobiflow.adapters import foreign
 
 
-@pytest.fixture
-def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the decoder returned, call by call; sweeps even where they do not pay."""
-    calls: list[Any] = []
-    decode = foreign.decode
-
-    def kept(*args: Any, **options: Any) -> Any:
-        calls.append(decode(*args, **options))
-        return calls[-1]
-
-    monkeypatch.setattr(foreign, "decode", kept)
-    monkeypatch.setattr(foreign, "least", lambda about: 1)
-    return calls
-
-
 def affine(context: int = 0, **options: Any) -> Any:
     torch.manual_seed(0)
     options = {"use_residual_blocks": False} | options

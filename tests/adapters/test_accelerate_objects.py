@@ -22,22 +22,6 @@ from torch import Tensor, nn
 
 import jacobiflow as jf
 from adapters.foreign_flows import CASES, D, context_rows, perturb
-from jacobiflow.adapters import foreign
-
-
-@pytest.fixture
-def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the decoder returned, call by call."""
-    calls: list[Any] = []
-    decode = foreign.decode
-
-    def kept(*args: Any, **options: Any) -> Any:
-        calls.append(decode(*args, **options))
-        return calls[-1]
-
-    monkeypatch.setattr(foreign, "decode", kept)
-    monkeypatch.setattr(foreign, "least", lambda about: 1)
-    return calls
 
 
 def maf(features: int = D, layers: int = 2, scale: float = 0.1, **options: Any) -> Flow:

@@ -1,0 +1,24 @@
+"""What tests of acceleration share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jacobiflow.adapters import foreign
+
+
+@pytest.fixture
+def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the decoder returned, call by call; sweeps even where they do not pay."""
+    calls: list[Any] = []
+    decode = foreign.decode
+
+    def kept(*args: Any, **options: Any) -> Any:
+        calls.append(decode(*args, **options))
+        return calls[-1]
+
+    monkeypatch.setattr(foreign, "decode", kept)
+    monkeypatch.setattr(foreign, "least", lambda about: 1)
+    return calls
