@@ -120,7 +120,9 @@ def reproduce(
 
 
 @pytest.mark.slow
-def test_all_items(tmp_path: Path, reproduce: Callable[..., dict[str, Any]]) -> None:
+def test_all_items(
+    tmp_path: Path, rooms: tuple[Path, Path], reproduce: Callable[..., dict[str, Any]]
+) -> None:
     out = tmp_path / "out"
     doc = reproduce(out)
     assert list(doc["items"]) == list(ITEMS)
@@ -143,6 +145,7 @@ def test_all_items(tmp_path: Path, reproduce: Callable[..., dict[str, Any]]) -> 
     _check_comparison(doc["items"]["comparison"])
     _check_page(out)
     _check_resume(out, reproduce)
+    _check_held(out, rooms[0] / "afhq-cat64-cpu" / "kept", reproduce)
     _check_published(out, tmp_path / "public", reproduce)
 
 
@@ -207,6 +210,19 @@ def _check_resume(out: Path, reproduce: Callable[..., dict[str, Any]]) -> None:
     other = reproduce(out, "sweeps", "--models", "mnist", "--seed", 1)
     assert path.stat().st_mtime_ns > before
     assert other["items"]["sweeps"]["mnist"]["seeds"] == {"noise": 1}
+
+
+def _check_held(out: Path, kept: Path, reproduce: Callable[..., dict[str, Any]]) -> None:
+    """Rows whose training run is elsewhere now stay as they were measured."""
+    path = out / "undertrained" / "afhq-cat64-cpu.json"
+    before = path.read_text()
+    kept.rename(kept.with_name("elsewhere"))
+    try:
+        again = reproduce(out, "undertrained", "--models", "afhq-cat64-cpu", "--seed", 1)
+    finally:
+        kept.with_name("elsewhere").rename(kept)
+    assert path.read_text() == before
+    assert again["items"]["undertrained"]["afhq-cat64-cpu"]["data"]
 
 
 def _check_published(out: Path, to: Path, reproduce: Callable[..., dict[str, Any]]) -> None:

@@ -55,7 +55,7 @@ def run_one(shop: Workshop, item: Item, model: str, *, command: str, again: bool
     try:
         settings = settings_of(context, item)
     except JacobiflowError as error:
-        if held is not None and "data" in held:  # measured where the weights were
+        if held is not None and "data" in held:
             return held, False
         return _write(path, _head(item, model, command, shop) | {"missing": str(error)}), False
     if held is not None and not again and "data" in held and held.get("settings") == settings:
@@ -65,6 +65,8 @@ def run_one(shop: Workshop, item: Item, model: str, *, command: str, again: bool
     try:
         found = item.run(context)
     except (Missing, JacobiflowError) as error:
+        if isinstance(error, Missing) and held is not None and "data" in held:
+            return held, False  # measured where the weights, or the run of their training, were
         return _write(path, doc | {"missing": str(error)}), False
     doc |= {
         "counts": found.counts,
