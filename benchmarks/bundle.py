@@ -99,6 +99,8 @@ def card(
     count = sum(p.numel() for p in flow.parameters())
     dims = math.prod(flow.data_shape)
     listing = json.dumps(figures, indent=2)
+    own = figures.keys() <= {"half_precision", "sweeps"}
+    source = "`python -m benchmarks.bundle`" if own else f"`{data.figures}` and `python -m benchmarks.bundle`"
     return f"""---
 library_name: jacobiflow
 license: mit
@@ -125,7 +127,7 @@ images for validation.
 {log_table(run, dims)}
 
 ## Measured figures
-By `{data.figures}` and `python -m benchmarks.bundle`; deviations are of samples
+By {source}; deviations are of samples
 from the same noise, in data units (images span [-1, 1]).
 
 ```json
