@@ -64,7 +64,8 @@ def labels(value: Any, n: int, classes: int, device: torch.device) -> Tensor:
         raise ValueError(words)
     if found.ndim == 1 and len(found) != n:
         raise ValueError(f"labels are {len(found)}, samples {n}")
-    if found.numel() and not (int(found.min()) >= -1 and int(found.max()) < classes):
+    checked = found.numel() and not torch.compiler.is_compiling()  # a look at values would break the graph
+    if checked and not (int(found.min()) >= -1 and int(found.max()) < classes):
         raise ValueError(f"labels must be 0 .. {classes - 1}, or -1 for none")
     return found.long().expand(n)
 
