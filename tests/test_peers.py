@@ -10,7 +10,9 @@ import torch
 from subjects import maf, tarflow
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from benchmarks.peers import NflowsMAF, plain_tarflow
+from benchmarks.peers import NflowsMAF
+
+from jacobiflow.paper.plain import plain_tarflow
 
 
 def test_the_plain_loop_is_sequential_decoding() -> None:

@@ -36,8 +36,8 @@ def test_a_figure_of_any_number_of_blocks(count: int, tmp_path: Path) -> None:
     plots.save_convergence(of(*[block] * count), tmp_path / "a.png", title="a title")
     plots.save_ratios(of(*[block] * count), tmp_path / "b.png", title="a title")
     width, height = drawn(tmp_path / "a.png")
-    assert width == pytest.approx(3.2 * 150 * min(count, 4), abs=2)
-    assert height == pytest.approx(2.9 * 150 * (2 if count > 4 else 1), abs=2)
+    assert width == pytest.approx(3.8 * 150 * {1: 1, 4: 2, 5: 3}[count], abs=2)
+    assert height == pytest.approx(2.8 * 150 * (2 if count > 1 else 1), abs=2)
     drawn(tmp_path / "b.png")
 
 

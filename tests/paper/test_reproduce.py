@@ -18,11 +18,11 @@ import jacobiflow as jf
 from jacobiflow.cli.main import main
 from jacobiflow.data.ising import Ising
 from jacobiflow.paper import models
-from jacobiflow.paper.item import Missing
 from jacobiflow.paper.registry import ITEMS
 from jacobiflow.paper.report import check
+from jacobiflow.paper.workshop import PREVIOUS
 
-CLASSES = {"mnist": 10, "cifar10-cpu": 10, "cifar100-cpu": 100, "afhq-cat64-cpu": 0}
+CLASSES = {"mnist": 10, "cifar10-cpu": 10, "cifar100": 100, "afhq-cat64-cpu": 0}
 HERE = ("mnist", "cifar10-cpu", "afhq-cat64-cpu")  # the third of the list has no weights
 
 
@@ -88,11 +88,11 @@ def reproduce(
     rooms: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., dict[str, Any]]:
     """reproduce(out, "item", "--flag", ...) is the command, on the tiny models; returns what it printed."""
-    for place in ("quality", "generators"):
+    for place in ("quality", "generators", "redundancy"):
         monkeypatch.setattr(f"jacobiflow.paper.{place}.load_inception", lambda device: Coarse())
     tiny = replace(
         models.SCALES["cpu"],
-        images=("mnist", "cifar100-cpu", "afhq-cat64-cpu"),
+        images=("mnist", "cifar100", "afhq-cat64-cpu"),
         batches=(1, 3),
         repeats=1,
         runs=2,
@@ -112,7 +112,9 @@ def reproduce(
         trained, data = rooms
         capsys.readouterr()
         given = ["reproduce", *map(str, args), "--out", str(out), "--data-dir", str(data)]
-        assert main([*given, "--models-dir", str(trained), "--json"]) == status
+        given += [] if "--models-dir" in args else ["--models-dir", str(trained)]
+        given += [] if "--records" in args else ["--records", "None"]
+        assert main([*given, "--json"]) == status
         said = capsys.readouterr()
         return {"err": said.err} if status else {**json.loads(said.out), "err": said.err}
 
@@ -130,15 +132,16 @@ def test_all_items(
         assert list(found) == list(ITEMS[name].models(models.SCALES["cpu"])), name
         for model, one in found.items():
             assert one == json.loads((out / name / f"{model}.json").read_text())
-            if model == "cifar100-cpu":
-                assert "no weights of cifar100-cpu" in one["missing"]
-                assert "jacobiflow train cifar100-cpu" in one["missing"]
+            if model in ("cifar100", "ising-maf"):
+                assert f"no weights of {model}" in one["missing"]
+                assert f"jacobiflow train {model}" in one["missing"]
             else:
                 assert one["commit"]
                 assert one["command"].startswith("jacobiflow reproduce")
                 assert one["versions"]["torch"] == torch.__version__
     lost = {(n, m) for n, f in doc["items"].items() for m, d in f.items() if "missing" in d}
-    weights = {(n, "cifar100-cpu") for n in ITEMS if "cifar100-cpu" in doc["items"][n]}
+    weights = {(n, "cifar100") for n in ITEMS if "cifar100" in doc["items"][n]}
+    weights |= {("maf-ising", "ising-maf")}
     kept = {("undertrained", "mnist")}
     data = {(n, "afhq-cat64-cpu") for n in ("comparison", "tolerance", "reconstruction")}
     assert lost == weights | kept | data
@@ -147,24 +150,34 @@ def test_all_items(
     _check_resume(out, reproduce)
     _check_held(out, rooms[0] / "afhq-cat64-cpu" / "kept", reproduce)
     _check_published(out, tmp_path / "public", reproduce)
+    _check_recorded(tmp_path / "other", tmp_path / "public", reproduce)
 
 
 def _check_comparison(found: dict[str, Any]) -> None:
     data = found["mnist"]["data"]
-    assert [(row["batch"], row["method"]) for row in data["speed"]] == [
-        (b, m) for b in (1, 3) for m in ("sequential", "uniform", "selective", "windowed", "auto")
-    ]
+    methods = ("plain loop", "sequential", "uniform", "selective", PREVIOUS, "windowed", "auto")
+    timed = [(row["batch"], row["method"]) for row in data["speed"]]
+    assert timed == [(b, m) for b in (1, 3) for m in methods]
     for row in data["speed"]:
         assert len(row["runs"]) == 2
         assert row["spread"] == pytest.approx(max(abs(r - row["seconds"]) for r in row["runs"]))
         exact = row["method"] == "sequential"
         assert (row["largest"] == 0) if exact else (row["largest"] >= 0)
+        loop = next(r for r in data["speed"] if r["method"] == "plain loop" and r["batch"] == row["batch"])
+        assert loop["largest"] < 1e-4
+        assert row["against_plain"] == pytest.approx(loop["seconds"] / row["seconds"])
+        assert row["whole_against_plain"] == pytest.approx(loop["whole"] / row["whole"])
+        assert row["whole"] > row["seconds"]
+    inits = {name: plan[-1]["init"] for name, plan in data["plans"].items()}
+    assert inits["selective"] == inits["uniform"] == "zeros"  # the paper's algorithm
+    assert inits[PREVIOUS] == "previous"
     quality = data["quality"]
     assert quality["sequential"]["paired"] == 0
     assert {m: q["samples"] for m, q in quality.items()} == {
         "sequential": 16,
         "uniform": 16,
         "selective": 16,
+        PREVIOUS: 12,
         "windowed": 12,
         "auto": 12,
     }
@@ -185,7 +198,7 @@ def _check_page(out: Path) -> None:
         assert f'id="{item.name}"' in page
         for table in item.theirs:
             assert escape(table.title) in page
-    assert "no weights of cifar100-cpu" in page
+    assert "no weights of cifar100" in page
     broken = page.replace('data-at="data/speed/0/seconds"', 'data-at="data/speed/0/batch"', 1)
     assert broken != page
     (out / "broken.html").write_text(broken)
@@ -193,7 +206,7 @@ def _check_page(out: Path) -> None:
     claims = json.loads((out / "claims.json").read_text())
     verdicts = {c["name"]: c["models"] for c in claims}
     assert verdicts["bounded"]["mnist"]["holds"] is True
-    assert "missing" in verdicts["bounded"]["cifar100-cpu"]
+    assert "missing" in verdicts["bounded"]["cifar100"]
     told = [m for c in claims for m in c["models"].values() if "missing" not in m]
     assert all(m["numbers"] for m in told)
 
@@ -239,6 +252,29 @@ def _check_published(out: Path, to: Path, reproduce: Callable[..., dict[str, Any
             assert (picture["sha256"] in page) is not picture["restricted"]
 
 
+def _check_recorded(out: Path, public: Path, reproduce: Callable[..., dict[str, Any]]) -> None:
+    """Without the weights, what a published report says stands, with its pictures but those that may not."""
+    nowhere = out.parent / "nowhere"
+    nowhere.mkdir()
+    flags = ("sweeps", "samples", "--models", "afhq-cat64-cpu", "--models-dir", nowhere)
+    doc = reproduce(out, *flags)["items"]
+    assert "no weights" in doc["sweeps"]["afhq-cat64-cpu"]["missing"]
+    said = reproduce(out, *flags, "--records", public)
+    assert said["err"].count("from the record of commit") == 2
+    for item, files in said["items"].items():
+        doc = files["afhq-cat64-cpu"]
+        told = json.loads((public / item / "afhq-cat64-cpu.json").read_text())
+        assert doc == told | {"record": True}
+        for picture in doc["pictures"]:
+            assert (out / item / picture["file"]).is_file() is not picture["restricted"]
+    assert check(out / "report.html")[2] == []
+    assert "recorded by" in (out / "report.html").read_text()
+    said = reproduce(out, *flags)  # and stays, once it is there
+    assert said["items"]["sweeps"]["afhq-cat64-cpu"]["record"]
+    said = reproduce(out, "sweeps", "--models", "afhq-cat64-cpu")  # weights are there: measured
+    assert "record" not in said["items"]["sweeps"]["afhq-cat64-cpu"]
+
+
 class Grey:
     """A baseline that draws noise around grey."""
 
@@ -251,22 +287,42 @@ class Grey:
 
 
 def test_baselines_stand_beside_the_flow(
-    tmp_path: Path, reproduce: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    rooms: tuple[Path, Path],
+    reproduce: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def found(context: Any, kind: str) -> Grey:
-        if kind == "fastgan":
-            raise Missing("no weights: nobody trained it")
-        return Grey()
+    monkeypatch.setattr("jacobiflow.paper.generators.load_baseline", lambda *_: Grey())
+    out, public = tmp_path / "out", tmp_path / "public"
 
-    monkeypatch.setattr("jacobiflow.paper.generators.baseline", found)
-    doc = reproduce(tmp_path, "generators", "--models", "cifar10-cpu")["items"]["generators"]["cifar10-cpu"]
+    def run(*args: object) -> dict[str, Any]:
+        found = reproduce(out, "generators", "--models", "cifar10-cpu", *args)
+        return found["items"]["generators"]["cifar10-cpu"]
+
+    doc = run("--ddim", "somebody/ddim")
     flow, gan, ddim, shuffled = doc["data"]["rows"]
-    assert gan == {"method": "FastGAN", "missing": "no weights: nobody trained it"}
+    assert gan["method"] == "FastGAN"
+    assert "--kind fastgan" in gan["missing"]
     assert flow["samples"] == ddim["samples"] == shuffled["samples"] == 16
     assert all(row["fid"] > 0 for row in (flow, ddim, shuffled))
     assert flow["seconds"] > 0
     assert ddim["seconds"] > 0
-    assert "nobody trained it" in (tmp_path / "report.html").read_text()
+    assert "--kind fastgan" in (out / "report.html").read_text()
+    assert doc["lacking"] == "no weights of FastGAN"
+    # What was measured without one of them is measured again when it is there.
+    folder = rooms[0] / "cifar10-cpu-fastgan"
+    folder.mkdir()
+    (folder / "baseline.json").write_text('{"steps": 7}')
+    whole = run("--ddim", "somebody/ddim", "--publish", public)
+    assert "lacking" not in whole
+    assert all("fid" in row for row in whole["data"]["rows"])
+    assert whole["settings"]["baselines"] == {"fastgan": {"steps": 7}, "ddim": "somebody/ddim"}
+    # And where they are not there, that stands.
+    (folder / "baseline.json").unlink()
+    folder.rmdir()
+    assert run() == whole
+    out = tmp_path / "elsewhere"
+    assert run("--records", public) == whole | {"record": True}
 
 
 def test_mistakes_are_one_line(tmp_path: Path, reproduce: Callable[..., dict[str, Any]]) -> None:

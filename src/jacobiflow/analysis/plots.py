@@ -94,10 +94,11 @@ def name_of(i: int) -> str:
 def save_convergence(found: Convergence, path: str | Path, *, title: str) -> None:
     """Error against steps in each layer, sweeps beside sequential decoding."""
     count = len(found.blocks)
-    columns = min(count, 4)
+    columns = 2 if count <= 4 else 3 if count <= 6 else 4
+    columns = min(count, columns)
     rows = -(-count // columns)
     with Sheet(
-        path, rows=rows, columns=columns, size=(3.2, 2.9), title=title, sharey=True, sharex=True
+        path, rows=rows, columns=columns, size=(3.8, 2.8), title=title, sharey=True, sharex=True
     ) as sheet:
         for i, ax in enumerate(sheet.axes.flat):
             if i >= count:
@@ -105,6 +106,9 @@ def save_convergence(found: Convergence, path: str | Path, *, title: str) -> Non
                 continue
             block = found.blocks[i]
             ax.semilogy(_positive(block.sequential), color=GREY, label="sequential")
+            if 0.0 in block.sequential:
+                end = block.sequential.index(0.0)  # a logarithmic axis has no place for it
+                ax.axvline(end, color=GREY, linewidth=1.2, linestyle=":", label="sequential: exact")
             ax.semilogy(
                 _positive(block.jacobi), color=BLUE, marker="o", markersize=3.5, label="Jacobi sweeps"
             )
@@ -224,7 +228,7 @@ def save_sweeps(found: Sequence[Sweeps], path: str | Path, *, title: str) -> Non
             ax.set_ylim(0.8, 2 * one.layers[0].bound)
             ax.set_xticks(list(at))
             ax.set_xlabel("layer")
-            ax.set_title(one.plan + ("" if one.tol is None else f", tol {one.tol:g}"), parse_math=False)
+            ax.set_title(one.plan + ("" if one.tol is None else f", tau {one.tol:g}"), parse_math=False)
         _numbers(sheet.axes[0, 0].yaxis)
         sheet.axes[0, 0].set_ylabel("sweeps")
         sheet.legend(sheet.axes[0, 0], columns=3)
@@ -282,11 +286,9 @@ def save_progress(found: Progress, path: str | Path, *, title: str) -> None:
                 label=name_of(i),
             )
         bound = found.moments[0].sweeps.layers[0].bound
-        ax.axhline(bound, color="black", linewidth=1, linestyle=":", label="T - 1")
-        ax.set_yscale("log")
-        _numbers(ax.yaxis)
+        ax.set_ylim(bottom=0)
         ax.set_xlabel("training step")
-        ax.set_ylabel("sweeps, mean over samples")
+        ax.set_ylabel(f"sweeps of at most {bound}, mean")
         sheet.legend(ax, columns=5)
 
 

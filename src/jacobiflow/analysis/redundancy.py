@@ -1,6 +1,6 @@
 """How much a block needs the nearest predecessors of a position: generation with them masked.
 
-The paper's Eq. 5 gives position l the parameters that the network makes of x_{<(l - o)} instead of x_{<l},
+The paper's Eq. 6 gives position l the parameters that the network makes of x_{<(l - o)} instead of x_{<l},
 "by masking out the nearest o preceding sub-variables in the attention operation". The two halves of that
 sentence are two things, and both are here:
 

@@ -50,12 +50,18 @@ class Args:
     """Folders of trained models, one folder a model; they come before the bundled ones."""
     data_dir: Path = Path("../shared/data")
     """Folder of the data sets."""
+    records: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = Path("docs/report")
+    """A published report: what it says stands where weights are missing. None: rows say what is missing."""
+    ddim: str = ""
+    """Weights of DDIM: a diffusers folder or hub id. Left out: MODEL-ddim in --models-dir."""
     train_missing: bool = False
     """Train models and baselines that are not there, into --out/trained. This takes hours."""
     samples: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Samples judged for each method. Left out: the scale's."""
     clip: str = ""
     """A CLIP for CLIP-IQA: a folder in transformers' format or a hub id."""
+    guidance: float = 0.0
+    """Annealed guidance of the samples that are judged and shown. Times are without."""
     seed: int = 0
     """Of the noise; runs take this one and those after it."""
     again: bool = False
@@ -83,10 +89,13 @@ def main(argv: Sequence[str]) -> None:
         out=args.out,
         data_dir=args.data_dir,
         models_dirs=args.models_dir,
+        records=args.records,
+        ddim=args.ddim,
         device=device,
         seed=args.seed,
         samples=args.samples,
         clip=args.clip,
+        guidance=args.guidance,
         train=partial(train_model, args) if args.train_missing else None,
         train_baseline=partial(train_generator, args) if args.train_missing else None,
         note=note,
@@ -96,10 +105,9 @@ def main(argv: Sequence[str]) -> None:
     every = list(ITEMS.values())
     docs = load_all(args.out, every, shop.scale)
     claims = judge_claims(docs)
-    shown = [item for item in every if docs[item.name]]
-    page = conclude(args.out, shown, docs, claims)
+    page = conclude(args.out, every, docs, claims)
     if args.publish is not None:
-        conclude(args.out, shown, docs, claims, to=args.publish)
+        conclude(args.out, every, docs, claims, to=args.publish)
     doc = {
         "out": str(args.out),
         "report": str(page),

@@ -79,8 +79,7 @@ ITEM = Item(
     tables=tables,
     words=(
         "Error of Jacobi iterates and of sequential decoding against iterations in all 8 layers of AFHQ: "
-        "Jacobi "
-        "is near zero long before 1024, and slowest in the first layer. The plots have no numbers."
+        "Jacobi is near zero long before 1024, and slowest in the first layer. The plots have no numbers."
     ),
-    minutes=lambda scale, model: 0.2,
+    minutes=lambda scale, model: 0.1,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -58,9 +59,12 @@ def trade(
         other.spines["right"].set_visible(True)
         lines = ax.plot(taus, quality[1], color=RED, marker="o", label=quality[0])
         lines += other.plot(taus, seconds, color=BLUE, marker="s", linestyle="--", label="seconds a batch")
-        lines += [ax.axhline(exact[0], color=RED, linewidth=1, linestyle=":", label="sequential")]
-        other.axhline(exact[1], color=BLUE, linewidth=1, linestyle=":")
-        ax.axvline(mark, color=GREY, linewidth=1)
+        if exact[0] > 0:  # else it is the axis itself
+            lines += [ax.axhline(exact[0], color=RED, linewidth=1, linestyle=":", label="of sequential")]
+        lines += [
+            other.axhline(exact[1], color=BLUE, linewidth=1, linestyle=":", label="seconds of sequential"),
+            ax.axvline(mark, color=GREY, linewidth=1, label=f"the paper's tau, {mark:g}"),
+        ]
         ax.set_xscale("log")
         ax.set_xticks(list(taus), [f"{t:g}" for t in taus])
         ax.minorticks_off()
@@ -69,21 +73,24 @@ def trade(
         other.set_ylabel("seconds a batch", color=BLUE)
         ax.set_ylim(bottom=0 if min(*quality[1], exact[0]) >= 0 else None)
         other.set_ylim(bottom=0)
-        sheet.figure.legend(handles=lines, loc="outside lower center", ncols=3)
+        sheet.figure.legend(handles=lines, loc="outside lower center", ncols=2)
 
 
 def bars(
-    path: Path, groups: Sequence[str], named: Mapping[str, Sequence[float]], *, label: str, title: str
+    path: Path, panels: Sequence[tuple[str, Sequence[str], Mapping[str, Sequence[float]]]], *, title: str
 ) -> None:
-    """Bars in groups, each with its value on top."""
-    width = 0.8 / len(named)
-    with Sheet(path, size=(max(5.5, 1.5 * len(groups) + 2), 3.8), title=title) as sheet:
-        (ax,) = sheet.axes.flat
-        for i, (name, values) in enumerate(named.items()):
-            places = [g + (i - (len(named) - 1) / 2) * width for g in range(len(groups))]
-            drawn = ax.bar(places, values, width * 0.92, label=name, color=COLOURS[i])
-            ax.bar_label(drawn, [f"{v:.3g}" for v in values], fontsize=9)
-        ax.set_xticks(range(len(groups)), groups)
-        ax.set_ylabel(label)
-        ax.grid(axis="x", visible=False)
-        sheet.figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=len(named))
+    """Panels of bars in groups (label, names of the groups, values of each kind), each value on its bar."""
+    wide = [max(2.2, 1.5 * len(groups) + 1) for _, groups, _ in panels]
+    shared: dict[str, Any] = {"gridspec_kw": {"width_ratios": wide}}
+    size = (max(7.0, sum(wide)) / len(panels), 3.8)
+    with Sheet(path, columns=len(panels), size=size, title=title, **shared) as sheet:
+        for ax, (label, groups, named) in zip(sheet.axes.flat, panels, strict=True):
+            width = 0.8 / len(named)
+            for i, (name, values) in enumerate(named.items()):
+                places = [g + (i - (len(named) - 1) / 2) * width for g in range(len(groups))]
+                drawn = ax.bar(places, values, width * 0.92, label=name, color=COLOURS[i])
+                ax.bar_label(drawn, [f"{v:.3g}" for v in values], fontsize=9)
+            ax.set_xticks(range(len(groups)), groups)
+            ax.set_ylabel(label)
+            ax.grid(axis="x", visible=False)
+        sheet.legend(sheet.axes.flat[0], columns=len(panels[0][2]))

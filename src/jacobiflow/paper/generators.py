@@ -5,22 +5,28 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from jacobiflow.core.records import parse_json, read_text
 from jacobiflow.metrics import as_pixels, features, fid_of, kid, load_inception
 from jacobiflow.metrics.fid import Collector
 from jacobiflow.paper import drawing, paper_figures
 from jacobiflow.paper.baselines import Generator, load_baseline
+from jacobiflow.paper.baselines.learner import BaselineError
 from jacobiflow.paper.baselines.training import ABOUT, Kind
 from jacobiflow.paper.baselines.worth import CLEARLY, shuffle_pixels
 from jacobiflow.paper.item import (
+    BIASED,
     Cell,
+    Doc,
     Docs,
     Figure,
     Item,
+    Lacking,
     Missing,
     Picture,
     Result,
@@ -29,8 +35,9 @@ from jacobiflow.paper.item import (
     present,
 )
 from jacobiflow.paper.models import MODELS
-from jacobiflow.paper.quality import BIASED, look, real
+from jacobiflow.paper.quality import look, real
 from jacobiflow.paper.workshop import AT_ONCE, TAU, Context
+from jacobiflow.training.recipe import Recipe
 from jacobiflow.training.world import World
 
 BASELINES: dict[Kind, str] = {"fastgan": "FastGAN", "ddim": "DDIM, 20 steps"}
@@ -38,9 +45,11 @@ SHUFFLED = "real images, pixels shuffled"
 FLOW = "selective"
 
 
-def baseline(context: Context, kind: Kind) -> Generator:
-    """A trained baseline of the model's data: the folder MODEL-KIND beside the models."""
+def source(context: Context, kind: Kind) -> str | Path:
+    """Where a trained baseline of the model's data is: the folder MODEL-KIND beside the models; or --ddim."""
     shop, name = context.workshop, f"{context.model}-{kind}"
+    if kind == "ddim" and shop.ddim:
+        return shop.ddim
     places = [base / name for base in (*shop.models_dirs, shop.out / "trained")]
     found = next((path for path in places if (path / ABOUT).is_file()), None)
     if found is None and shop.train_baseline is not None:
@@ -48,10 +57,39 @@ def baseline(context: Context, kind: Kind) -> Generator:
         shop.train_baseline(kind, MODELS[context.model], found)
     if found is None:
         raise Missing(
-            f"no weights: train it with `python -m jacobiflow.paper.baselines --kind {kind}` into "
-            f"models/{name} and give --models-dir models, or add --train-missing"
+            f"no weights: train it with `python -m jacobiflow.paper.baselines --kind {kind} --data "
+            f"{shop.data_dir / Recipe.load(MODELS[context.model].recipe).data.source} --budget-seconds "
+            f"{3600 * MODELS[context.model].hours:g} --flip --out models/{name}` and give --models-dir "
+            "models, or add --train-missing"
+            + (", or give any diffusers checkpoint as --ddim" if kind == "ddim" else "")
         )
-    return load_baseline(kind, found, shop.device)
+    return found
+
+
+def baseline(context: Context, kind: Kind) -> Generator:
+    """A trained baseline of the model's data."""
+    return load_baseline(kind, source(context, kind), context.workshop.device)
+
+
+def about(context: Context) -> Doc:
+    """Which baselines there are: what training wrote of each, or its name; None if there is none."""
+    found: Doc = {}
+    for kind in BASELINES:
+        try:
+            place = source(context, kind)
+        except Missing:
+            found[kind] = None
+            continue
+        written = Path(place) / ABOUT
+        found[kind] = parse_json(read_text(written)) if written.is_file() else str(place)
+    return {"baselines": found}
+
+
+def needs(context: Context) -> None:
+    """Every baseline; the flow's own row needs none."""
+    lacking = [BASELINES[kind] for kind, found in about(context)["baselines"].items() if found is None]
+    if lacking:
+        raise Lacking(f"no weights of {' and '.join(lacking)}")
 
 
 def run(context: Context) -> Result:
@@ -70,16 +108,19 @@ def run(context: Context) -> Result:
             "fid": fid_of(known, seen).value,
             "kid": kid(known, seen).value,
             "samples": seen.count,
+            "parameters": sum(p.numel() for p in context.flow.parameters()),
+            "minutes": 60 * MODELS[model].hours,
         }
     ]
     shown = {f"flow, {FLOW}": shop.draw(model, plan, 24)}
     for kind, label in BASELINES.items():
         try:
             generator = baseline(context, kind)
-        except Missing as error:
+        except (Missing, BaselineError) as error:
             rows.append({"method": label, "missing": str(error)})
             continue
-        rows.append({"method": label} | measure(context, generator, n, batch, known))
+        rows.append({"method": label} | size(context, kind, generator))
+        rows[-1] |= measure(context, generator, n, batch, known)
         shown[label] = as_pixels(generator.sample(24, seed=context.seed))
     if found := [row for row in rows[1:] if "fid" in row]:
         floor = {"method": SHUFFLED} | shuffled(context, n, known)
@@ -94,6 +135,17 @@ def run(context: Context) -> Result:
         seeds={"noise": context.seed},
         pictures=(Picture(path.name, f"{model}: samples of each.", context.restricted),),
     )
+
+
+def size(context: Context, kind: Kind, generator: Generator) -> Doc:
+    """Parameters that sampling uses, and minutes of training, where they are known."""
+    nets = [part for part in vars(generator).values() if isinstance(part, torch.nn.Module)]
+    about_it = about(context)["baselines"][kind]
+    spent = about_it.get("seconds") if isinstance(about_it, dict) else None
+    return {
+        "parameters": sum(p.numel() for net in nets for p in net.parameters()) or None,
+        "minutes": None if spent is None else spent / 60,
+    }
 
 
 def seconds(context: Context, draw: Callable[[int], Tensor], repeats: int, batch: int) -> float:
@@ -140,12 +192,24 @@ def shuffled(context: Context, n: int, known: Any) -> dict[str, Any]:
 
 def tables(docs: Docs) -> list[Table]:
     """Seconds and FID."""
-    head = ("model", "method", "seconds a batch", "FID ↓", "KID ↓", "samples", "counts as a baseline")
+    head = (
+        "model",
+        "method",
+        "parameters",
+        "trained, min",
+        "seconds a batch",
+        "FID ↓",
+        "KID ↓",
+        "samples",
+        "counts as a baseline",
+    )
     rows: list[Sequence[Cell]] = []
     for model in present(docs):
         for i, row in enumerate(docs[model]["data"]["rows"]):
             at = f"rows/{i}"
             cells: tuple[Cell, ...] = (
+                Figure(model, f"{at}/parameters", "{:,}"),
+                Figure(model, f"{at}/minutes", "{:.0f}"),
                 Figure(model, f"{at}/seconds", "{:.3f}"),
                 Figure(model, f"{at}/fid"),
                 Figure(model, f"{at}/kid", "{:.4f}"),
@@ -153,10 +217,13 @@ def tables(docs: Docs) -> list[Table]:
                 {True: "yes", False: "no", None: ""}[row.get("counts")],
             )
             if "missing" in row:
-                cells = (Figure(model, f"{at}/missing"), "", "", "", "")
+                cells = (Figure(model, f"{at}/missing"), "", "", "", "", "", "")
             rows.append((model if i == 0 else "", row["method"], *cells))
     note = (
-        f"Seconds with denoising. {BIASED} A baseline counts if it is below {CLEARLY:g} of shuffled pixels."
+        "Seconds of a batch, the flow's with denoising. The GAN (skip-layer excitation, self-supervised "
+        "discriminator) and the diffusion model are small networks, trained here for as long as the flow; "
+        f"the paper took the official FastGAN and google/ddpm-cifar10-32. {BIASED} A baseline counts if FID "
+        f"and KID are below {CLEARLY:g} of those of shuffled pixels."
     )
     return [Table(title="Ours", head=head, rows=[*rows, *missing_rows(docs, len(head))], note=note)]
 
@@ -169,5 +236,7 @@ ITEM = Item(
     run=run,
     tables=tables,
     theirs=(paper_figures.generators(),),
+    settings=about,
+    needs=needs,
     minutes=lambda scale, model: 1.0,
 )

@@ -20,26 +20,29 @@ def run(context: Context) -> Result:
     plans: dict[str, Plan] = {init: context.flow.plan("selective", tol=TAU, init=init) for init in INITS}
     rows = timed(context, plans, batch, runs=scale.runs, repeats=scale.repeats)
     path = context.picture("initialisation")
-    blocks = [f"block {i + 1}" for i in range(1, len(rows[0]["sweeps"]))]
+    layers = [f"layer {i + 1}" for i in range(1, len(rows[0]["sweeps"]))]
     drawing.bars(
         path,
-        blocks,
-        {NAMES[row["method"]]: row["sweeps"][1:] for row in rows},
-        label="sweeps (mean)",
-        title=f"{context.model}: sweeps from each first guess, tau {TAU:g}",
+        [
+            ("speed-up over sequential", ["decoding"], {NAMES[r["method"]]: [r["speedup"]] for r in rows}),
+            ("sweeps (mean)", layers, {NAMES[row["method"]]: row["sweeps"][1:] for row in rows}),
+        ],
+        title=f"{context.model}: first guesses, tau {TAU:g}",
     )
     total = batch * scale.runs * scale.repeats
     return Result(
         data={"tau": TAU, "rows": rows},
         counts={"batch": batch, "samples": total, "runs": scale.runs},
         seeds={"noise": context.seed},
-        pictures=(Picture(path.name, f"{context.model}: sweeps of the swept blocks, by first guess."),),
+        pictures=(
+            Picture(path.name, f"{context.model}: speed-up, and sweeps of the swept layers, by first guess."),
+        ),
     )
 
 
 def tables(docs: Docs) -> list[Table]:
     """A row for each model and first guess."""
-    head = ("model", "first guess", "seconds", "speed-up", "sweeps of blocks 2, 3, ...", "largest dev.")
+    head = ("model", "first guess", "seconds", "speed-up", "sweeps of layers 2, 3, ...", "largest dev.")
     rows: list[Sequence[Cell]] = []
     for model in present(docs):
         for i, row in enumerate(docs[model]["data"]["rows"]):
@@ -73,7 +76,7 @@ ITEM = Item(
     run=run,
     tables=tables,
     words=(
-        "Bars of the acceleration from zeros, from standard normal noise and from the previous layer's "
+        "A plot of the acceleration from zeros, from standard normal noise and from the previous layer's "
         "output: about the same for all three. The picture has no numbers."
     ),
     minutes=lambda scale, model: 0.2,

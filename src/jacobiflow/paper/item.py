@@ -13,12 +13,18 @@ from jacobiflow.core.types import JacobiflowError
 if TYPE_CHECKING:
     from jacobiflow.paper.workshop import Context
 
+BIASED = "FID is biased upwards at small counts, by the same amount only for equal counts; KID is not biased."
+
 Doc = dict[str, Any]  # the JSON of one item on one model
 Docs = Mapping[str, Doc]  # of one item, by model
 
 
 class Missing(JacobiflowError):
     """Data, weights or a package that a row needs and that is not there; the text is the row's."""
+
+
+class Lacking(Missing):
+    """Some rows of an item cannot be measured, the others can."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,8 @@ class Item:
     words: str = ""  # what the paper shows, where it is a picture
     minutes: Callable[[Any, str], float] = lambda scale, model: 1.0  # estimate at CPU scale, on two cores
     settings: Callable[[Context], Doc] = lambda context: {}  # what decides the answer, beside the scale
+    of_run: bool = False  # about a training run, not about the weights that it ended with
+    needs: Callable[[Context], object] = lambda context: None  # raises Missing or Lacking, beside the model
 
 
 def cell_text(cell: Cell, docs: Docs) -> str:

@@ -26,11 +26,12 @@ MODELS = {
         Model(name="cifar10-cpu", recipe="cifar10-cpu", beside="CIFAR-10", hours=1.1),
         Model(name="cifar100-cpu", recipe="cifar100-cpu", beside="CIFAR-100", hours=0.75),
         Model(name="afhq-cat64-cpu", recipe="afhq-cat64-cpu", beside="AFHQ", hours=0.75, restricted=True),
-        Model(name="cifar10", recipe="cifar10", beside="CIFAR-10", hours=1.1),
+        Model(name="cifar10", recipe="cifar10", beside="CIFAR-10", hours=100),
         Model(name="cifar100", recipe="cifar100", beside="CIFAR-100", hours=100),
         Model(name="afhq256", recipe="afhq256", beside="AFHQ", hours=1000, restricted=True),
         Model(name="mnist-maf", recipe="mnist-maf", beside="binary MNIST", hours=0.2),
         Model(name="ising-16", recipe="ising", beside="Ising", hours=0.1),
+        Model(name="ising-maf", recipe="ising-maf", beside="Ising", hours=0.1),
     )
 }
 

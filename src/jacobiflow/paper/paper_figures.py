@@ -100,7 +100,7 @@ RUNTIME: dict[str, tuple[Line, ...]] = {
     ),
 }
 
-MEMORY = {"cache": 7.8, "selective": 5.2}  # GB, AFHQ, batch 16 (appendix on memory)
+MEMORY = {"sequential with its cache": 7.8, "selective": 5.2}  # GB, AFHQ, batch 16 (appendix on memory)
 ISING = {"sequential": (16.84, 0.0005, 0.0500), "selective": (1.07, -0.0003, 0.0498)}  # Table A5
 ISING_SPEEDUP = 15.7
 MAF_MNIST = {"sequential": 281.00, "selective": 15.24}  # seconds for 100 images
@@ -150,7 +150,9 @@ def sweeps() -> Table:
     """Table A3."""
     rows = []
     for i in range(max(map(len, SWEEPS.values()))):
-        cells = [f"{SWEEPS[d][i]:g}" if i < len(SWEEPS[d]) else "–" for d in DATA]
+        cells = [
+            (f"{SWEEPS[d][i]:.1f}" if i else f"{SWEEPS[d][i]:g}") if i < len(SWEEPS[d]) else "–" for d in DATA
+        ]
         rows.append((f"{i + 1}" + (" (sequential)" if i == 0 else ""), *cells))
     return Table(title="The paper's Table A3", head=("layer", *DATA), rows=rows)
 
@@ -181,8 +183,9 @@ def ising() -> Table:
         title="The paper's Table A5",
         head=("method", "seconds", "energy per site", "|m|"),
         rows=rows,
-        note=f"100,000 samples; {ISING_SPEEDUP}x. 0.000 and 0.050 are the values of 256 independent spins, "
-        "not of the Ising model at T = 3.",
+        note=f"100,000 samples; {ISING_SPEEDUP}x. An 8-layer MAF, 3000 epochs of reverse KL, whose loss "
+        "fell from -1111 to -1129. 0.000 and 0.050 are the values of 256 independent spins, not of the "
+        "Ising model at T = 3.",
     )
 
 

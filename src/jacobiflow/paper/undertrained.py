@@ -66,4 +66,6 @@ ITEM = Item(
     tables=tables,
     words="The paper leaves open whether the redundancy is there in models that are not trained to the end.",
     minutes=lambda scale, model: 0.3,
+    of_run=True,
+    needs=lambda context: context.workshop.run_of(context.model),
 )

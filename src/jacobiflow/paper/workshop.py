@@ -19,6 +19,7 @@ from jacobiflow.data.pictures import as_images
 from jacobiflow.data.sources import Images, load_images
 from jacobiflow.flows.checkpoint import CONFIG, bundled_names, load
 from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.maf import MAF
 from jacobiflow.flows.weights import digest
 from jacobiflow.metrics import as_pixels
@@ -27,7 +28,8 @@ from jacobiflow.paper.models import MODELS, Model, Scale
 from jacobiflow.training.recipe import Recipe
 
 T = TypeVar("T")
-METHODS = ("sequential", "uniform", "selective", "windowed", "auto")
+PREVIOUS = "selective, from input"  # the first guess is the layer's input, which is our default
+METHODS = ("sequential", "uniform", "selective", PREVIOUS, "windowed", "auto")
 TAU = 0.5  # the paper's
 WINDOW = Method(width=16, tol=0.01)  # of the windowed plan's first block; looser ones add errors up
 AT_ONCE = 64  # samples decoded and denoised at a time, where nothing is timed
@@ -41,10 +43,13 @@ class Workshop:
     out: Path
     data_dir: Path
     models_dirs: tuple[Path, ...] = ()
+    records: Path | None = None  # a published report, whose rows stand where weights are missing
+    ddim: str = ""  # diffusers weights of the diffusion model, in place of one trained here
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     seed: int = 0
     samples: int | None = None  # in place of the scale's
     clip: str = ""  # a transformers CLIP; "" is none
+    guidance: float = 0.0  # annealed, of samples that are judged and shown; times are without
     train: Callable[[Model, Path], None] | None = None  # trains what is missing
     train_baseline: Callable[[Any, Model, Path], None] | None = None  # of a kind, for a model's data
     note: Callable[[str], None] = lambda text: None
@@ -141,7 +146,10 @@ class Workshop:
     # Plans and samples
 
     def plan(self, name: str, method: str, batch: int, *, tau: float | None = None) -> Plan:
-        """One of METHODS for a model; auto is tuned for this machine and batch, once."""
+        """One of METHODS for a model; auto is tuned for this machine and batch, once.
+
+        Uniform and selective start from zeros, as the paper's algorithm does; windowed and auto as ours do.
+        """
         flow = self.flow(name)
         if method == "windowed":
             swept = flow.plan("selective", tol=tau)
@@ -149,7 +157,9 @@ class Workshop:
             return Plan((first, *swept.methods[1:]))
         if method == "auto":
             return flow.plan("auto", n=batch, labels=self.labels(name, batch))
-        return flow.plan(method, tol=tau if method != "sequential" else None)
+        if method == PREVIOUS:
+            return flow.plan("selective", tol=tau, init="previous")
+        return flow.plan("sequential") if method == "sequential" else flow.plan(method, tol=tau, init="zeros")
 
     def draw(self, name: str, plan: Plan, n: int, *, seed: int | None = None, start: int = 0) -> Tensor:
         """Samples start, start + 1, ... as uint8 pictures [n, C, H, W], denoised if training added noise.
@@ -161,7 +171,7 @@ class Workshop:
             count = min(AT_ONCE, start + n - i)
             labels = self.labels(name, count, i)
             z = flow.noise(count, self.seed if seed is None else seed, start=i)
-            x = flow.decode(z, plan, labels=labels).x
+            x = flow.decode(z, plan, labels=labels, guidance=self.guide).x
             parts.append(as_pixels(self.clean(name, x, labels).nan_to_num(-1.0)).cpu())
         return torch.cat(parts)
 
@@ -180,8 +190,13 @@ class Workshop:
         return most if most is not None else len(self.images(name)[0])
 
     def few(self) -> int:
-        """How many samples are judged where a method is one of many."""
-        return min(self.scale.few, self.samples) if self.samples else self.scale.few
+        """How many samples are judged where a method is one of many: --samples, else the scale's."""
+        return self.samples or self.scale.few
+
+    @property
+    def guide(self) -> Guidance:
+        """Of samples that are judged and shown."""
+        return Guidance(weight=self.guidance, annealed=True)
 
 
 @dataclass(frozen=True)

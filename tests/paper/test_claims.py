@@ -1,0 +1,143 @@
+"""Verdicts on the paper's claims: each can say yes, say no, and say that it cannot be told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jacobiflow.paper import verdicts
+from jacobiflow.paper.claims import CLAIMS, judge_claims, verdict_word
+
+
+def quality(kid: float, fid: float | None = None, std: float = 0.01) -> dict[str, Any]:
+    return {"fid": fid, "kid": kid, "kid_std": std}
+
+
+def tolerance(mild: dict[str, Any], loose: dict[str, Any]) -> dict[str, Any]:
+    rows = [("sequential", mild, 1.0), ("0.5", mild, 0.8), ("2", loose, 0.5)]
+    return {"rows": [{"method": m, "quality": q, "seconds": s} for m, q, s in rows]}
+
+
+@pytest.mark.parametrize(
+    ("mild", "loose", "holds"),
+    [
+        (quality(0.02), quality(0.05), True),
+        (quality(0.05), quality(0.02), False),
+        (quality(0.02), quality(0.025), None),  # within the scatter of KID
+        (quality(0.02, 30.0), quality(0.02, 33.0), True),
+        (quality(0.02, 33.0), quality(0.09, 30.0), False),  # FID decides where there is one
+    ],
+)
+def test_worse_above(mild: dict[str, Any], loose: dict[str, Any], holds: bool | None) -> None:
+    found, numbers = verdicts.worse_above(tolerance(mild, loose))
+    assert found is holds
+    assert numbers["KID, tau 2"] == loose["kid"]
+    assert verdicts.faster_with_tau(tolerance(mild, loose))[0] is True
+
+
+@pytest.mark.parametrize(
+    ("exact", "ours", "holds"),
+    [
+        (quality(0.02, 10.0), quality(0.03, 10.5), True),
+        (quality(0.02, 10.0), quality(0.02, 10.6), False),
+        (quality(0.02), quality(0.029), True),
+        (quality(0.02), quality(0.04), False),
+    ],
+)
+def test_quality(exact: dict[str, Any], ours: dict[str, Any], holds: bool) -> None:
+    data = {"quality": {"sequential": exact, "selective": ours}}
+    assert verdicts.quality_of(data, "selective")[0] is holds
+
+
+@pytest.mark.parametrize(("sweeps", "last", "holds"), [(8, 1e-12, True), (9, 1e-12, False), (8, 1e-3, False)])
+def test_bounded(sweeps: int, last: float, holds: bool) -> None:
+    easy = {"length": 8, "sweeps": 2, "jacobi": [1.0, 0.1, 0.0]}
+    hard = {"length": 8, "sweeps": sweeps, "jacobi": [1.0] * sweeps + [last]}
+    found, numbers = verdicts.bounded({"blocks": [easy, hard]})
+    assert found is holds
+    assert numbers == {"most sweeps": sweeps, "positions": 8}
+
+
+@pytest.mark.parametrize(
+    ("far", "holds"),
+    [((0.2, 0.4, 0.8), True), ((0.2, 0.4, 1.2), False), ((0.5, 0.4, 0.8), False)],
+)
+def test_still_pictures(far: tuple[float, ...], holds: bool) -> None:
+    rows = [
+        {"variant": v, "o": o, "paired_relative": x}
+        for v in ("attention", "strict")
+        for o, x in zip((1, 2, 5), far if v == "attention" else (9.0, 9.0, 9.0), strict=True)
+    ]
+    assert verdicts.still_pictures({"rows": rows})[0] is holds
+
+
+def test_memory_is_that_of_selective_decoding() -> None:
+    def peaks(without: float) -> dict[str, Any]:
+        found = (("sequential", True, 5.0), ("selective", True, 10.0), ("selective", False, without))
+        return {"peaks": [{"plan": p, "cache": c, "peak_mib": m} for p, c, m in found]}
+
+    assert verdicts.less_memory(peaks(3.0))[0] is True
+    assert verdicts.less_memory(peaks(6.0))[0] is False
+
+
+def test_speed_is_of_whole_batches_over_public_code() -> None:
+    def data(selective: float, uniform: float) -> dict[str, Any]:
+        rows = [("selective", selective), ("uniform", uniform)]
+        return {
+            "speed": [
+                {
+                    "batch": b,
+                    "method": m,
+                    "whole_against_plain": s * b / 16,
+                    "against_plain": s,
+                    "speedup": s / 4,
+                }
+                for b in (1, 16)
+                for m, s in rows
+            ]
+        }
+
+    assert verdicts.selective_wins(data(2.0, 1.5)) == (
+        True,
+        {"selective": 2.0, "uniform": 1.5, "selective, decoding alone": 2.0, "batch": 16},
+    )
+    assert verdicts.selective_wins(data(2.0, 2.5))[0] is False
+    assert verdicts.selective_wins(data(0.9, 0.5))[0] is False
+    assert verdicts.beats_compiled(data(2.0, 1.5), max)[0] is False
+    assert verdicts.beats_compiled(data(5.0, 1.5), min)[1]["batch"] == 1
+
+
+def test_a_baseline_that_does_not_count_decides_nothing() -> None:
+    def data(counts: bool) -> dict[str, Any]:
+        flow = {"method": "flow, selective", "fid": 50.0, "kid": 0.04, "seconds": 1.0}
+        return {
+            "rows": [flow, {"method": "FastGAN", "fid": 60.0, "kid": 0.05, "seconds": 0.5, "counts": counts}]
+        }
+
+    assert verdicts.beats("FastGAN", "fid")(data(True))[0] is True
+    assert verdicts.beats("FastGAN", "fid")(data(False))[0] is None
+    assert verdicts.beats("FastGAN", "seconds")(data(True))[0] is False
+
+
+def test_first_guesses_are_judged_by_their_best_runs() -> None:
+    def rows(slow: list[float]) -> dict[str, Any]:
+        one = {"seconds": 1.0, "runs": [1.0, 1.0], "speedup": 2.0, "sweeps": [63, 3.0, 3.0]}
+        mean = sum(slow) / len(slow)
+        other = {"seconds": mean, "runs": slow, "speedup": 2.0 / mean, "sweeps": [63, 4.0, 3.0]}
+        return {"rows": [one, other]}
+
+    assert verdicts.any_guess(rows([1.1, 9.0]))[0] is True  # one run met a busy moment
+    assert verdicts.any_guess(rows([1.4, 1.5]))[0] is False
+
+
+def test_a_doubt_stands_beside_what_is_about_trained_flows() -> None:
+    layers = [{"mean": m, "largest": 9, "bound": 63} for m in (6.2, 3.0)]
+    plans = {"uniform, zeros": {"layers": layers}, "selective, zeros": {"layers": layers}}
+    docs = {"sweeps": {"cifar10-cpu": {"data": {"plans": plans, "doubt": "only 6.2 sweeps"}}}}
+    told = {claim["name"]: claim for claim in judge_claims(docs)}
+    entry = told["first-block"]["models"]["cifar10-cpu"]
+    assert entry["doubt"] == "only 6.2 sweeps"
+    assert verdict_word(entry) == "yes"
+    assert told["generators"]["models"] == {}
+    assert {c.name for c in CLAIMS if c.ours} == {c["name"] for c in told.values() if c["ours"]}
