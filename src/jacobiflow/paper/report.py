@@ -207,7 +207,7 @@ def _table(table: Table, docs: Docs, item: str) -> str:
 def _cell(cell: Cell, docs: Docs, item: str) -> str:
     parts: Iterable[str | Figure] = cell if isinstance(cell, tuple) else (cell,)
     return "".join(
-        escape(part)
+        escape(part.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"))
         if isinstance(part, str)
         else _number(f"{item}/{part.model}.json", f"data/{part.pointer}", part.value(docs), part.format)
         for part in parts

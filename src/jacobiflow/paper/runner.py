@@ -39,7 +39,7 @@ def run_items(
         began = time.perf_counter()
         doc, fresh = run_one(shop, item, model, command=command, again=again)
         docs[item.name][model] = doc
-        left -= item.minutes(shop.scale, model)
+        left = max(left - item.minutes(shop.scale, model), 0.0)
         state = state_of(doc, fresh)
         took = f" in {time.perf_counter() - began:.0f} s" if fresh else ""
         say(f"[{i + 1}/{len(pairs)}] {item.name} of {model}: {state}{took}; about {left:.0f} min to go")
