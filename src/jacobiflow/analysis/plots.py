@@ -94,8 +94,7 @@ def name_of(i: int) -> str:
 def save_convergence(found: Convergence, path: str | Path, *, title: str) -> None:
     """Error against steps in each layer, sweeps beside sequential decoding."""
     count = len(found.blocks)
-    columns = 2 if count <= 4 else 3 if count <= 6 else 4
-    columns = min(count, columns)
+    columns = min(count, 2 if count <= 4 else 3 if count <= 6 else 4)
     rows = -(-count // columns)
     with Sheet(
         path, rows=rows, columns=columns, size=(3.8, 2.8), title=title, sharey=True, sharex=True
