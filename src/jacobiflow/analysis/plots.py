@@ -117,7 +117,7 @@ def save_convergence(found: Convergence, path: str | Path, *, title: str) -> Non
                 ax.tick_params(labelbottom=True)
             if i % columns == 0:
                 ax.set_ylabel("distance to exact (L2)")
-        sheet.axes.flat[0].legend(loc="best")
+        sheet.legend(sheet.axes.flat[0], columns=3)
 
 
 def save_ratios(found: Convergence, path: str | Path, *, title: str) -> None:
