@@ -18,7 +18,7 @@ from jacobiflow.paper import drawing, paper_figures
 from jacobiflow.paper.baselines import Generator, load_baseline
 from jacobiflow.paper.baselines.learner import BaselineError
 from jacobiflow.paper.baselines.training import ABOUT, Kind
-from jacobiflow.paper.baselines.worth import CLEARLY, shuffle_pixels
+from jacobiflow.paper.baselines.worth import CLEARLY, counts, shuffle_pixels
 from jacobiflow.paper.item import (
     BIASED,
     Cell,
@@ -125,7 +125,7 @@ def run(context: Context) -> Result:
     if found := [row for row in rows[1:] if "fid" in row]:
         floor = {"method": SHUFFLED} | shuffled(context, n, known)
         for row in found:
-            row["counts"] = all(row[key] < CLEARLY * floor[key] for key in ("fid", "kid"))
+            row["counts"] = counts(row, floor)
         rows.append(floor)
     path = context.picture("generators")
     drawing.grids(path, shown, columns=8, across=len(shown))
