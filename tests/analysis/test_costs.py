@@ -65,6 +65,7 @@ def test_run_time_is_layers_and_the_rest() -> None:
     assert found.noise > 0
     assert found.denoising > 0  # the subject was made for noise
     assert found.communication < 0.01  # one process has nobody to talk to
+    assert found.gathered == 4
     assert found.total > 0
     assert sum(found.shares) == pytest.approx(1)
     doc = found.to_dict()

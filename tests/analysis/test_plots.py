@@ -82,6 +82,7 @@ def test_figures_of_costs(tmp_path: Path) -> None:
         noise=0.1,
         denoising=0.2,
         communication=0.0,
+        gathered=4,
         rest=0.1,
         total=9.4,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,33 @@ def test_the_json_is_what_the_functions_say(run: Run) -> None:
     for name in doc["files"]:
         assert Path("out", name).exists()
     assert json.loads(Path("out/sweeps.json").read_text())["sweeps"] == doc["sweeps"]
+
+
+def test_run_time_of_two_processes_has_their_communication() -> None:
+    def two(*what: str) -> subprocess.CompletedProcess[str]:
+        torchrun = [
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "-m",
+            "jacobiflow.cli.main",
+        ]
+        given = ["analyze", "model", "-n", "3", "--batch", "3", "--repeats", "3", "--json", *what]
+        return subprocess.run(
+            [sys.executable, "-m", *torchrun, *given], capture_output=True, text=True, timeout=300
+        )
+
+    ran = two("--what", "runtime")
+    assert ran.returncode == 0, ran.stderr
+    doc = json.loads(ran.stdout)
+    assert doc["processes"] == 2
+    assert [plan["gathered"] for plan in doc["runtime"]["plans"]] == [6, 6, 6]
+    assert all(plan["communication"] > 0 for plan in doc["runtime"]["plans"])
+    assert json.loads(Path("out/runtime.json").read_text())["runtime"] == doc["runtime"]
+    refused = two()
+    assert refused.returncode != 0
+    assert refused.stderr.count("several processes measure run time only: add --what runtime") == 1
 
 
 def test_an_untrained_model_is_said_to_be_one(run: Run) -> None:

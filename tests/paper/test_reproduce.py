@@ -18,8 +18,8 @@ import jacobiflow as jf
 from jacobiflow.cli.main import main
 from jacobiflow.data.ising import Ising
 from jacobiflow.paper import models
+from jacobiflow.paper.reading import check
 from jacobiflow.paper.registry import ITEMS
-from jacobiflow.paper.report import check
 from jacobiflow.paper.workshop import PREVIOUS
 
 CLASSES = {"mnist": 10, "cifar10-cpu": 10, "cifar100": 100, "afhq-cat64-cpu": 0}
@@ -203,6 +203,10 @@ def _check_page(out: Path) -> None:
     assert broken != page
     (out / "broken.html").write_text(broken)
     assert len(check(out / "broken.html")[2]) == 1
+    for word, other in (("yes", "no"), ("no", "yes"), ("not measured", "yes")):
+        assert f">{word}</span>" in page
+        (out / "broken.html").write_text(page.replace(f">{word}</span>", f">{other}</span>", 1))
+        assert len(check(out / "broken.html")[2]) == 1
     claims = json.loads((out / "claims.json").read_text())
     verdicts = {c["name"]: c["models"] for c in claims}
     assert verdicts["bounded"]["mnist"]["holds"] is True
@@ -328,7 +332,8 @@ def test_baselines_stand_beside_the_flow(
 def test_mistakes_are_one_line(tmp_path: Path, reproduce: Callable[..., dict[str, Any]]) -> None:
     for args, words in (
         (("nothing",), "no item is called 'nothing'; there are configuration"),
-        (("sweeps", "--models", "what"), "--models knows mnist"),
+        (("sweeps", "--models", "what"), "--models of --scale cpu are mnist, cifar100, afhq-cat64-cpu"),
+        (("sweeps", "--models", "cifar10"), "not 'cifar10'"),
         (("sweeps", "--samples", 3), "--samples must be 8 or more"),
     ):
         said = reproduce(tmp_path, *args, status=2)["err"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.decode import sequential
+from jacobiflow.core.records import as_json
 from jacobiflow.core.types import Block
 from jacobiflow.flows.flow import Flow
 
@@ -55,14 +55,6 @@ def part(condition: dict[str, Any], rows: slice, n: int) -> dict[str, Any]:
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """A dataclass as JSON has it: tensors are left out, numbers that are not finite become None."""
-    found: dict[str, Any] = _plain(asdict(record))
+    """A dataclass as JSON has it."""
+    found: dict[str, Any] = as_json(asdict(record))
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items() if not isinstance(v, Tensor)}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

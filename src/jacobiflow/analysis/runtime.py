@@ -38,7 +38,8 @@ class Runtime:
     layers: tuple[LayerTime, ...]
     noise: float
     denoising: float
-    communication: float  # gathering the samples of all processes; 0 on one
+    communication: float  # gathering the samples of all processes; next to nothing on one
+    gathered: int  # samples that every process has in the end: its batch, and those of the others
     rest: float  # between the layers: permutations, the prior, patches
     total: float
 
@@ -73,7 +74,7 @@ def runtime(
     """Sample a batch of n `repeats` times, after one that pays for what a flow makes at its first use.
 
     denoise: None denoises flows that were trained with noise. options: decode's tol, init and the like.
-    condition: labels, context, guidance.
+    condition: labels, context, guidance. Of several processes each samples a batch, and all get all samples.
     """
     device = next(flow.parameters()).device
     clean = bool(getattr(flow.config, "noise_std", 0.0)) if denoise is None else denoise
@@ -83,7 +84,8 @@ def runtime(
     runs = []
     for i in range(repeats):
         progress(f"run {i + 1} of {repeats}")
-        runs.append(_once(flow, n, chosen, seed, clean, device, condition))
+        seconds, gathered = _once(flow, n, chosen, seed, clean, device, condition)
+        runs.append(seconds)
     middle = [statistics.median(values) for values in zip(*runs, strict=True)]
     layers = len(flow.blocks)
     total, noise, denoising, communication, rest = middle[2 * layers :]
@@ -97,6 +99,7 @@ def runtime(
         noise=noise,
         denoising=denoising,
         communication=communication,
+        gathered=gathered,
         rest=rest,
         total=total,
     )
@@ -110,8 +113,11 @@ def _once(
     clean: bool,
     device: torch.device,
     condition: dict[str, Any],
-) -> list[float]:
-    """Seconds and sweeps of each layer in turn; then total, noise, denoising, communication, rest."""
+) -> tuple[list[float], int]:
+    """Seconds and sweeps of each layer in turn, then total, noise, denoising, communication, rest; and how
+    many samples there are in the end."""
+    if _several():
+        dist.barrier()  # waiting for a late one is no communication
     marks = [_now(device)]
     z = flow.noise(n, seed)
     marks.append(_now(device))
@@ -119,19 +125,26 @@ def _once(
     marks.append(_now(device))
     x = flow.denoise(out.x, labels=condition.get("labels")) if clean else out.x
     marks.append(_now(device))
-    _gather(x)
+    gathered = len(_gather(x))
     marks.append(_now(device))
     noise, decoding, denoising, communication = (b - a for a, b in pairwise(marks))
     blocks = out.stats.blocks
     rest = max(decoding - sum(b.seconds for b in blocks), 0.0)
     values = [v for b in blocks for v in (b.seconds, b.sweeps.double().mean().item())]
-    return [*values, marks[-1] - marks[0], noise, denoising, communication, rest]
+    return [*values, marks[-1] - marks[0], noise, denoising, communication, rest], gathered
 
 
-def _gather(x: Tensor) -> None:
-    """All samples to all processes, as a job on several devices does it in the end."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_gather([torch.empty_like(x) for _ in range(dist.get_world_size())], x.contiguous())
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _gather(x: Tensor) -> Tensor:
+    """The samples of all processes, on each of them, as the paper's sampling on several devices ends."""
+    if not _several():
+        return x
+    found = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, x.contiguous())
+    return torch.cat(found)
 
 
 def _now(device: torch.device) -> float:

@@ -99,5 +99,5 @@ def doubt(found: Sweeps) -> str | None:
         return None
     return (
         f"the first block needs only {first.mean:.1f} sweeps of at most {first.bound}: this looks like an "
-        f"untrained checkpoint (under {TRAINED}), and what follows is not about trained flows"
+        f"untrained checkpoint (under {TRAINED}), and its figures are not about trained flows"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -18,7 +19,7 @@ from jacobiflow.analysis.convergence import convergence
 from jacobiflow.analysis.memory import memory
 from jacobiflow.analysis.progress import kept, progress
 from jacobiflow.analysis.redundancy import OFFSETS, redundancy, variants_of
-from jacobiflow.analysis.runtime import runtime
+from jacobiflow.analysis.runtime import Runtime, runtime
 from jacobiflow.analysis.sweeps import doubt, sweeps
 from jacobiflow.cli.options import (
     make_folder,
@@ -32,6 +33,7 @@ from jacobiflow.cli.options import (
 )
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
+from jacobiflow.training.world import World, leave
 
 What = Literal["redundancy", "convergence", "sweeps", "runtime", "memory", "progress"]
 WHAT: tuple[What, ...] = get_args(What)
@@ -44,7 +46,8 @@ class Args:
 
     redundancy masks the nearest predecessors of every position; convergence follows sweeps to the exact
     answer; sweeps counts them; runtime and memory say what layers cost; progress counts sweeps along a
-    training run, from the checkpoints that it kept. Each writes NAME.json and pictures into --out.
+    training run, from the checkpoints that it kept. Each writes NAME.json and pictures into --out. Under
+    torchrun, runtime is of several processes that gather their samples in the end.
 
     example: jacobiflow analyze mnist --labels 0-9 --what sweeps --out look
     """
@@ -87,6 +90,7 @@ class Job:
     z: Tensor
     labels: Tensor | None
     out: Path
+    world: World
 
     def condition(self, n: int | None = None) -> dict[str, Any]:
         """Labels of the first n samples."""
@@ -111,18 +115,39 @@ def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = parse(Args, argv, command="analyze")
     check(args)
+    world = World.from_environment()
+    try:
+        ready: list[tuple[Job, tuple[str, ...]]] = []
+        world.share(lambda: ready.append(prepare(args, world)))
+        if world.leader:
+            work(*ready[0])
+        else:
+            time_plans(prepare(args, world)[0])  # all that several processes do
+    finally:
+        leave()
+
+
+def prepare(args: Args, world: World) -> tuple[Job, tuple[str, ...]]:
+    """The model, the noise and the names of the analyses; whatever is wrong is found here."""
     source, is_run = resolve(args.model)
     names = args.what or tuple(w for w in WHAT if w != "progress" or is_run)
     if "progress" in names and not is_run:
         raise ValueError(
             f"--what progress: {args.model} keeps no checkpoints kept/step-*, as training runs do"
         )
-    flow = load(source, device=pick_device(args.device)).requires_grad_(False)
+    if world.size > 1 and names != ("runtime",):
+        raise ValueError("several processes measure run time only: add --what runtime, or start one process")
+    flow = load(source, device=world.device(pick_device(args.device))).requires_grad_(False)
     refuse_context(flow, "jacobiflow.analysis")
     labels = parse_labels(args.labels, args.n, flow.num_classes)
     flow.plan("uniform", tol=args.tol, init=args.init)  # a wrong one is found before any work is done
     make_folder(args.out)
-    job = Job(args, flow, source, flow.noise(args.n, args.seed), labels, args.out)
+    return Job(args, flow, source, flow.noise(args.n, args.seed), labels, args.out, world), names
+
+
+def work(job: Job, names: Sequence[str]) -> None:
+    """Warn, look, write, report."""
+    args, flow = job.args, job.flow
     warning = doubt(sweeps(flow, job.z[:FEW], "uniform", **job.swept, **job.condition(FEW)))
     if warning is not None:
         note(f"jacobiflow analyze: {warning}")
@@ -132,6 +157,7 @@ def main(argv: Sequence[str]) -> None:
         "seed": args.seed,
         "labels": args.labels,
         "threads": torch.get_num_threads(),
+        "processes": job.world.size,
         "device": str(job.z.device),
         "warning": warning,
         "versions": {"jacobiflow": jacobiflow.__version__, "torch": torch.__version__},
@@ -243,29 +269,41 @@ def look_at_sweeps(job: Job) -> Found:
     )
 
 
-def look_at_runtime(job: Job) -> Found:
-    """Seconds of each layer."""
+def time_plans(job: Job) -> list[Runtime]:
+    """Run time of the paper's plans; of several processes each samples a batch of its own."""
     n = min(job.args.batch, job.args.n)
-    found = [
+
+    def say(plan: str, text: str) -> None:
+        if job.world.leader:
+            note(f"run time, {plan}: {text}")
+
+    return [
         runtime(
             job.flow,
             n,
             plan,
             repeats=job.args.repeats,
-            seed=job.args.seed,
+            seed=job.args.seed + job.world.rank,
             options=job.swept if plan != "sequential" else None,
-            progress=lambda text, plan=plan: note(f"run time, {plan}: {text}"),  # type: ignore[misc]
+            progress=partial(say, plan),
             **job.condition(n),
         )
         for plan in ("sequential", "uniform", "selective")
     ]
+
+
+def look_at_runtime(job: Job) -> Found:
+    """Seconds of each layer."""
+    found = time_plans(job)
     plots.save_runtime(found, job.out / "runtime.png", title=f"{job.args.model}: where the time goes")
     head = ("plan", *map(plots.name_of, range(len(job.flow.blocks))), "other", "total")
     rows = [
         (r.plan, *(f"{x.seconds:.3f}" for x in r.layers), f"{r.other:.3f}", f"{r.total:.3f}") for r in found
     ]
+    several = f" on each of {job.world.size} processes" if job.world.size > 1 else ""
     text = (
-        f"seconds a batch of {n}, median of {job.args.repeats} runs; other: noise, denoising, communication"
+        f"seconds a batch of {found[0].batch}{several}, median of {job.args.repeats} runs; "
+        "other: noise, denoising, communication"
     )
     doc = {"plans": [one.to_dict() for one in found]}
     return Found(doc, f"{text}\n\n{table([head, *rows])}", ("runtime.png",))

@@ -23,7 +23,8 @@ from jacobiflow.cli.options import (
     refuse_context,
     report,
 )
-from jacobiflow.cli.sample import SWEPT, check_plans, plain, show
+from jacobiflow.cli.sample import SWEPT, check_plans, show
+from jacobiflow.core.records import as_json
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.stored_plans import machine
 
@@ -106,7 +107,7 @@ def main(argv: Sequence[str]) -> None:
         "threads": torch.get_num_threads(),
         "device": str(z.device),
         "versions": {"jacobiflow": jacobiflow.__version__, "torch": torch.__version__},
-        "rows": [{k: plain(v) for k, v in asdict(r).items()} for r in rows],
+        "rows": [as_json(asdict(r)) for r in rows],
     }
     text = json.dumps(doc, indent=2, allow_nan=False) + "\n"
     (args.out / "bench.json").write_text(text, encoding="utf-8")

@@ -155,7 +155,7 @@ def prepare(args: Args, device: torch.device) -> tuple[Flow, Images | None]:
     flow = load(args.model, device=device)
     refuse_context(flow, "jacobiflow.metrics.evaluate")
     for plan, tol in ((args.plan, args.tol), (args.reference_plan, None)):
-        if plan != "auto":
+        if plan != "auto" or tol is not None:
             flow.plan(plan, tol=tol)
     names = chosen(args, flow)
     if "ising" in names:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -17,7 +18,7 @@ from jacobiflow.paper.baselines import train_baseline
 from jacobiflow.paper.baselines.training import Kind
 from jacobiflow.paper.claims import judge_claims, verdict_word
 from jacobiflow.paper.item import Doc, Item, cell_text
-from jacobiflow.paper.models import MODELS, SCALES, Model
+from jacobiflow.paper.models import SCALES, Model
 from jacobiflow.paper.publish import conclude
 from jacobiflow.paper.registry import ITEMS, choose
 from jacobiflow.paper.runner import load_all, run_items
@@ -123,9 +124,11 @@ def check(args: Args) -> None:
         raise ValueError(f"--samples must be 8 or more, not {args.samples}")
     if args.seed < 0:
         raise ValueError(f"--seed must be 0 or more, not {args.seed}")
+    scale = SCALES[args.scale]
+    known = dict.fromkeys(model for item in ITEMS.values() for model in item.models(scale))
     for name in args.models:
-        if name not in MODELS:
-            raise ValueError(f"--models knows {', '.join(MODELS)}, not {name!r}")
+        if name not in known:
+            raise ValueError(f"--models of --scale {args.scale} are {', '.join(known)}, not {name!r}")
     for folder in args.models_dir:
         if not folder.is_dir():
             raise ValueError(f"--models-dir {folder} is no folder")
@@ -165,7 +168,8 @@ def text(items: Sequence[Item], docs: dict[str, dict[str, Doc]], claims: Any, pa
     for item in items:
         for one in item.tables(docs[item.name]):
             rows = [[cell_text(cell, docs[item.name]) for cell in row] for row in one.rows]
-            parts.append(f"{item.title} ({item.shows}). {one.title}\n{table([one.head, *rows])}")
+            said = "\n\n" + fill(one.note, 100) if one.note else ""
+            parts.append(f"{item.title} ({item.shows}). {one.title}\n{table([one.head, *rows])}{said}")
     lines = [
         f"  {verdict_word(entry):<14}  {model}: {claim['text']}"
         for claim in claims

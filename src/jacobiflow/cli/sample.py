@@ -29,6 +29,7 @@ from jacobiflow.cli.options import (
     table,
 )
 from jacobiflow.core.memory import memory
+from jacobiflow.core.records import as_json
 from jacobiflow.core.types import Decoded
 from jacobiflow.data.pictures import as_images, save_grid
 from jacobiflow.flows.checkpoint import load
@@ -153,7 +154,7 @@ def main(argv: Sequence[str]) -> None:
         "threads": torch.get_num_threads(),
         "device": str(z.device),
         "repeats": args.repeats,
-        "rows": [{k: plain(v) for k, v in asdict(r).items()} for r in rows],
+        "rows": [as_json(asdict(r)) for r in rows],
         "files": [*files, "convergence.png"],
     }
     text = json.dumps(doc, indent=2, allow_nan=False) + "\n"
@@ -249,11 +250,6 @@ def stems(plans: Sequence[str]) -> list[str]:
         used.add(name)
         found.append(name)
     return found
-
-
-def plain(value: Any) -> Any:
-    """A number that JSON knows: what is not finite becomes null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def columns(n: int, labels: str | None) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import stat
 from dataclasses import is_dataclass
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from torch import Tensor
 
 from jacobiflow.core.types import JacobiflowError
 
@@ -55,6 +58,19 @@ def parse_json(text: str) -> Any:
         raise RecordError("it is nested too deeply") from None
     except ValueError as error:
         raise RecordError(f"it is not JSON: {error}") from None
+
+
+def as_json(value: Any) -> Any:
+    """Plain data as JSON has it: numbers that are not finite become None, tuples lists; no tensors.
+
+    >>> as_json({"a": (1.0, float("inf")), 2: "b"})
+    {'a': [1.0, None], '2': 'b'}
+    """
+    if isinstance(value, dict):
+        return {str(k): as_json(v) for k, v in value.items() if not isinstance(v, Tensor)}
+    if isinstance(value, list | tuple):
+        return [as_json(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _no_constant(name: str) -> Any:

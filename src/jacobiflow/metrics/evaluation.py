@@ -173,7 +173,7 @@ def evaluate_pictures(
 ) -> Report:
     """Measure pictures of any origin: draw(start, count) gives [count, C, H, W] in [-1, 1] or uint8.
 
-    The metrics are fid_of, kid, brisque and clip-iqa; the rest is as in `evaluate`.
+    The metrics are fid, kid, brisque and clip-iqa; the rest is as in `evaluate`.
     """
     check_request(metrics, data, clip, samples=samples, real=real)
     if wrong := [name for name in metrics if name not in OF_PICTURES or name == "paired"]:
@@ -241,7 +241,7 @@ class Sampling:
         flow = self.flow
         if plan == "auto":
             given = self.given(0, batch) | {"guidance": self.guidance}
-            return replace(self, plan=world.share(lambda: flow.plan("auto", n=batch, **given)))
+            return replace(self, plan=world.share(lambda: flow.plan("auto", tol=tol, n=batch, **given)))
         return replace(self, plan=flow.plan(plan, tol=tol))
 
     def given(self, start: int, count: int) -> dict[str, Any]:

@@ -60,7 +60,11 @@ def trade(
         lines = ax.plot(taus, quality[1], color=RED, marker="o", label=quality[0])
         lines += other.plot(taus, seconds, color=BLUE, marker="s", linestyle="--", label="seconds a batch")
         if exact[0] > 0:  # else it is the axis itself
-            lines += [ax.axhline(exact[0], color=RED, linewidth=1, linestyle=":", label="of sequential")]
+            lines += [
+                ax.axhline(
+                    exact[0], color=RED, linewidth=1, linestyle=":", label=f"{quality[0]} of sequential"
+                )
+            ]
         lines += [
             other.axhline(exact[1], color=BLUE, linewidth=1, linestyle=":", label="seconds of sequential"),
             ax.axvline(mark, color=GREY, linewidth=1, label=f"the paper's tau, {mark:g}"),

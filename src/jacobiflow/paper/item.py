@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jacobiflow.paper.workshop import Context
 
 BIASED = "FID is biased upwards at small counts, by the same amount only for equal counts; KID is not biased."
+UNEQUAL = "Rows of unequal counts are of other samples: compare their paired distances, not their KID."
 
 Doc = dict[str, Any]  # the JSON of one item on one model
 Docs = Mapping[str, Doc]  # of one item, by model

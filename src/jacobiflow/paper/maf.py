@@ -106,7 +106,7 @@ def run_mnist(context: Context) -> Result:
 def run_ising(context: Context) -> Result:
     """Observables and seconds of every method, at CPU scale timed on fewer samples, in proportion."""
     flow, scale = context.flow, context.scale
-    wanted = context.workshop.samples or scale.ising
+    wanted = max(context.workshop.samples or 0, scale.ising)
     batch, n = min(1000, wanted), max(wanted, 2)
     share = 1 if scale.name == "paper" else 10
     timed_on = {FULL: max(2, n // (50 * share))}

@@ -50,7 +50,7 @@ class Scale:
     quality_runs: int  # runs over which quality is measured
     samples: int | None  # judged; None is as many as the data set has
     beyond: int | None  # judged of methods that the paper does not have; None is as many as of its own
-    few: int  # judged where a method is one of many
+    few: int | None  # judged where a method is one of many; None is as many as of its own
     scored: int | None  # of those judged, get BRISQUE and CLIP-IQA, which are slow; None is all
     shown: int = 64  # samples of a grid
     analysed: int = 16  # samples of analyses
@@ -83,7 +83,7 @@ SCALES: dict[str, Scale] = {
         quality_runs=3,
         samples=None,
         beyond=None,
-        few=10_000,
+        few=None,
         scored=None,
         reconstructed=10_000,
     ),

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.plan import Plan
-from jacobiflow.data.sources import Images
 from jacobiflow.metrics import (
     ClipScorer,
     Moments,
@@ -25,6 +24,7 @@ from jacobiflow.metrics import (
     real_moments,
 )
 from jacobiflow.metrics.brisque import SMALLEST
+from jacobiflow.metrics.evaluation import choose
 from jacobiflow.metrics.fid import Collector
 from jacobiflow.paper.timing import EXACT
 from jacobiflow.paper.workshop import AT_ONCE, Context, Workshop
@@ -38,6 +38,7 @@ class Seen:
     """What is kept of the samples of one plan."""
 
     moments: Moments
+    lost: int  # samples that are not finite: they are looked at as black
     scored: int  # samples, from the first on, that were asked to be scored
     brisque: Tensor | None
     clip: Tensor | None
@@ -64,8 +65,11 @@ def collect(shop: Workshop, model: str, plan: Plan, n: int, seed: int, scored: i
     scorer = shop.once("clip", lambda: ClipScorer(shop.clip, shop.device)) if shop.clip and scored else None
     brisque: list[Tensor] = []
     clip: list[Tensor] = []
+    lost = 0
     for start in range(0, n, AT_ONCE):
-        pixels = shop.draw(model, plan, min(AT_ONCE, n - start), seed=seed, start=start)
+        x = shop.pictures(model, plan, min(AT_ONCE, n - start), seed=seed, start=start)
+        lost += int((~x.isfinite().flatten(1).all(1)).sum())
+        pixels = shop.shown(x)
         seen.add(start, features(pixels.to(shop.device), network))
         some = pixels[: max(scored - start, 0)]
         if len(some) and min(some.shape[2:]) >= SMALLEST:
@@ -73,7 +77,7 @@ def collect(shop: Workshop, model: str, plan: Plan, n: int, seed: int, scored: i
         if len(some) and scorer is not None:
             clip.append(scorer(some))
         shop.note(f"{model}: {start + len(pixels):,} of {n:,} samples looked at")
-    return Seen(seen.moments(World()), scored, _all(brisque), _all(clip))
+    return Seen(seen.moments(World()), lost, scored, _all(brisque), _all(clip))
 
 
 def _all(parts: list[Tensor]) -> Tensor | None:
@@ -86,11 +90,8 @@ def real(shop: Workshop, model: str, n: int) -> Moments:
     """Features of n training images, the same ones every time."""
 
     def make() -> Moments:
-        train = shop.images(model)[0]
-        index = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:n]
-        return real_moments(
-            Images(train.pixels[index]), network=load_inception(shop.device), device=shop.device
-        )
+        chosen = choose(shop.images(model)[0], n, labelled=False)
+        return real_moments(chosen, network=load_inception(shop.device), device=shop.device)
 
     return shop.once(("real", model, n), make)
 
@@ -130,6 +131,7 @@ def measure(seen: Seen, exact: Seen, known: Moments, *, full: bool, clip: str) -
     small = kid(known, seen.moments)
     return {
         "samples": seen.moments.count,
+        "not_finite": seen.lost,
         "scored": 0 if seen.brisque is None else len(seen.brisque),
         "real": known.count,
         "fid": fid_of(known, seen.moments).value if full else None,

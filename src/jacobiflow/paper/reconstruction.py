@@ -20,7 +20,7 @@ def run(context: Context) -> Result:
     """Test images to noise and back by every method."""
     shop, flow = context.workshop, context.flow
     test = shop.images(context.model)[1]
-    n = min(context.scale.reconstructed, len(test), shop.samples or len(test))
+    n = min(len(test), shop.samples or context.scale.reconstructed)
     index = torch.linspace(0, len(test) - 1, n).long()
     plans = {m: shop.plan(context.model, m, context.scale.batches[-1], tau=TAU) for m in METHODS}
     rows, shown = {}, {}

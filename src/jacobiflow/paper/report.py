@@ -1,25 +1,25 @@
 """report.html: one self-contained page, every figure of which says which JSON it comes from.
 
 A number is written as <b data-json="ITEM/MODEL.json" data-at="data/..." data-format="...">...</b>, a picture
-as <img data-sha256="...">, so that anybody can check the page against the files beside it (`check`).
+as <img data-sha256="...">, a verdict as <span data-verdict="...">, so that anybody can check the page against
+the files beside it (`reading.check`).
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 
-from jacobiflow.core.records import parse_json, read_text
+from jacobiflow.analysis.sweeps import TRAINED
 from jacobiflow.paper.claims import verdict_word
 from jacobiflow.paper.item import BIASED, Cell, Doc, Docs, Figure, Item, Table, find, write
 from jacobiflow.paper.models import SCALES
 
 NUMBER = "{:.4g}"
+FIRST = "data/plans/uniform, zeros/layers/0/mean"  # sweeps of the first block, all swept
 PAGE, CLAIMS, SUMMARY = "report.html", "claims.json", "summary.json"
 
 
@@ -80,6 +80,23 @@ def _head(about: Doc, items: Sequence[Item], docs: Mapping[str, Docs]) -> str:
         f'<p class="facts">{measured} measurements in {minutes} minutes on '
         f"{escape('; '.join(about['machines']))}, commit {escape(', '.join(about['commits']))}. Made by "
         f"{commands}. Every JSON file names its own commit, command, versions, counts and seeds.</p>"
+        f"{_doubts(docs.get('sweeps', {}))}"
+    )
+
+
+def _doubts(sweeps: Docs) -> str:
+    """Which models may be called untrained: whatever the page says of them is to be read so."""
+    named = [
+        f"{escape(model)} ({_number(f'sweeps/{model}.json', FIRST, find(doc, FIRST), '{:.1f}')})"
+        for model, doc in sweeps.items()
+        if find(doc, "data/doubt")
+    ]
+    return (
+        f'\n<p class="lead">Sweeps of the first block at tau 0.5 are under {TRAINED} in '
+        f"{', '.join(named)}: by our own rule these look like models that are not trained to the end, and "
+        "all that this page says of them is to be read so.</p>"
+        if named
+        else ""
     )
 
 
@@ -95,7 +112,7 @@ def _claims(claims: Sequence[Doc]) -> str:
             rows.append(
                 f"<tr{' class=new' if first else ''}><td>{escape(claim['text']) if first else ''}</td>"
                 f"<td>{escape(claim['paper']) if first else ''}</td><td class=model>{escape(model)}</td>"
-                f"<td>{_tag(entry)}</td><td>{_numbers(i, model, entry)}</td>"
+                f"<td>{_tag(i, model, entry)}</td><td>{_numbers(i, model, entry)}</td>"
                 f'<td class="note">{escape(claim["holds_if"]) if first else ""}</td></tr>'
             )
     head = "".join(
@@ -109,9 +126,10 @@ def _claims(claims: Sequence[Doc]) -> str:
     )
 
 
-def _tag(entry: Doc) -> str:
+def _tag(i: int, model: str, entry: Doc) -> str:
     word = verdict_word(entry)
-    return f'<span class="tag {word if word in ("yes", "no") else ""}">{word}</span>'
+    at = escape(f"{i}/models/{model}")
+    return f'<span class="tag {word if word in ("yes", "no") else ""}" data-verdict="{at}">{word}</span>'
 
 
 def _numbers(i: int, model: str, entry: Doc) -> str:
@@ -237,66 +255,3 @@ def _pictures(docs: Docs, folder: Path, public: bool) -> str:
                 f'src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
             )
     return "".join(found)
-
-
-# Checking a page against the files beside it
-
-
-class _Reader(HTMLParser):
-    """Numbers and pictures of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers: list[tuple[str, str, str, str]] = []  # file, pointer, format, text
-        self.pictures: list[tuple[str, bytes]] = []  # digest that the page names, what it shows
-        self._open: list[str] | None = None
-        self._text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {k: v or "" for k, v in attrs}
-        if tag == "b" and "data-json" in given:
-            self._open, self._text = [given["data-json"], given["data-at"], given["data-format"]], ""
-        if tag == "img":
-            data = base64.b64decode(given["src"].partition(",")[2])
-            self.pictures.append((given["data-sha256"], data))
-
-    def handle_data(self, data: str) -> None:
-        self._text += data
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "b" and self._open is not None:
-            path, at, form = self._open
-            self.numbers.append((path, at, form, self._text))
-            self._open = None
-
-
-def pictures_of(page: Path) -> dict[str, bytes]:
-    """The pictures inside a page by their digests; those that are not what they should be are left out."""
-    reader = _Reader()
-    reader.feed(page.read_text(encoding="utf-8"))
-    return {said: data for said, data in reader.pictures if hashlib.sha256(data).hexdigest() == said}
-
-
-def check(page: Path) -> tuple[int, int, list[str]]:
-    """How many numbers and pictures a page has, and what in it is not what the JSON beside it says."""
-    reader = _Reader()
-    reader.feed(page.read_text(encoding="utf-8"))
-    docs: dict[str, Doc] = {}
-    wrong = []
-    for path, at, form, text in reader.numbers:
-        if path not in docs:
-            docs[path] = parse_json(read_text(page.parent / path))
-        if (said := write(find(docs[path], at), form)) != text:
-            wrong.append(f"{path} {at}: the page says {text}, the file {said}")
-    known = {
-        picture["sha256"]
-        for file in page.parent.glob("*/*.json")
-        for picture in parse_json(read_text(file)).get("pictures", ())
-    }
-    wrong += [
-        f"a picture is not the {said[:12]} that it should be"
-        for said, data in reader.pictures
-        if hashlib.sha256(data).hexdigest() != said
-    ]
-    wrong += [f"no JSON knows the picture {said[:12]}" for said, _ in reader.pictures if said not in known]
-    return len(reader.numbers), len(reader.pictures), wrong

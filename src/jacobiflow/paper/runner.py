@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from jacobiflow.core.records import RecordError, parse_json, read_text
+from jacobiflow.core.records import RecordError, as_json, parse_json, read_text
 from jacobiflow.core.types import JacobiflowError
 from jacobiflow.flows.checkpoint import write_atomically
 from jacobiflow.paper.item import Doc, Item, Lacking, Missing
 from jacobiflow.paper.models import Scale
 from jacobiflow.paper.provenance import provenance
-from jacobiflow.paper.report import PAGE, pictures_of
+from jacobiflow.paper.reading import pictures_of
+from jacobiflow.paper.report import PAGE
 from jacobiflow.paper.workshop import Context, Workshop
 
 FORMAT = "jacobiflow-paper"
@@ -90,7 +89,7 @@ def run_one(shop: Workshop, item: Item, model: str, *, command: str, again: bool
         "counts": result.counts,
         "seeds": result.seeds,
         "minutes": (time.perf_counter() - began) / 60,
-        "data": plain(result.data),
+        "data": as_json(result.data),
         "pictures": [picture.to_dict(folder) for picture in result.pictures],
     }
     return _write(path, doc | ({"lacking": lacking} if lacking else {})), True
@@ -184,15 +183,6 @@ def load_all(out: Path, items: Sequence[Item], scale: Scale) -> dict[str, dict[s
         paths = {model: out / item.name / f"{model}.json" for model in item.models(scale)}
         found[item.name] = {model: doc for model, path in paths.items() if (doc := load(path)) is not None}
     return found
-
-
-def plain(value: Any) -> Any:
-    """As JSON has it: numbers that are not finite become None, tuples lists."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _head(item: Item, model: str, command: str, shop: Workshop) -> Doc:

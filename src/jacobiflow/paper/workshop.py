@@ -87,8 +87,8 @@ class Workshop:
         if self.train is None:
             public = ", or convert a public checkpoint" if self.scale.name == "paper" else ""
             raise Missing(
-                f"no weights of {model.name}: train it with `jacobiflow train {model.recipe} --out "
-                f"models/{model.name}` (about {model.hours:g} h){public} and give --models-dir models, "
+                f"no weights of {model.name}: train it with `{self.order(model)}` "
+                f"(about {model.hours:g} h){public} and give --models-dir models, "
                 "or add --train-missing"
             )
         run = self.out / "trained" / model.name
@@ -96,14 +96,20 @@ class Workshop:
         self.train(model, run)
         return run / "model"
 
+    def order(self, model: Model) -> str:
+        """The command that trains a model, on the data that are here."""
+        source = Recipe.load(model.recipe).data.source
+        local = f" --data.source {self.data_dir / source}" if source.endswith(".npz") else ""
+        return f"jacobiflow train {model.recipe}{local} --out models/{model.name}"
+
     def run_of(self, name: str) -> Path:
         """The folder of the training run of a model, with the checkpoints that it kept."""
         found = self.folder(name)
         run = found.parent if found is not None and found.name == "model" else found
         if run is None or not kept(run):
             raise Missing(
-                f"no checkpoints that training of {name} kept: train it with "
-                f"`jacobiflow train {MODELS[name].recipe}` and give the folder of its runs as --models-dir"
+                f"no checkpoints that training of {name} kept: train it with `{self.order(MODELS[name])}` "
+                "and give --models-dir models"
             )
         return run
 
@@ -152,9 +158,7 @@ class Workshop:
         """
         flow = self.flow(name)
         if method == "windowed":
-            swept = flow.plan("selective", tol=tau)
-            first = WINDOW if not isinstance(flow, MAF) else Method(width=64, tol=swept[0].tol)
-            return Plan((first, *swept.methods[1:]))
+            return Plan((WINDOW, *flow.plan("selective", tol=tau).methods[1:]))
         if method == "auto":
             return flow.plan("auto", n=batch, labels=self.labels(name, batch))
         if method == PREVIOUS:
@@ -166,14 +170,23 @@ class Workshop:
 
         Sample i is made of the same noise and label whatever the plan is.
         """
-        flow, parts = self.flow(name), []
+        parts = []
         for i in range(start, start + n, AT_ONCE):
             count = min(AT_ONCE, start + n - i)
-            labels = self.labels(name, count, i)
-            z = flow.noise(count, self.seed if seed is None else seed, start=i)
-            x = flow.decode(z, plan, labels=labels, guidance=self.guide).x
-            parts.append(as_pixels(self.clean(name, x, labels).nan_to_num(-1.0)).cpu())
+            parts.append(self.shown(self.pictures(name, plan, count, seed=seed, start=i)))
         return torch.cat(parts)
+
+    def pictures(self, name: str, plan: Plan, n: int, *, seed: int | None = None, start: int = 0) -> Tensor:
+        """The samples of `draw` all at once, in [-1, 1]; not all need be finite."""
+        flow, labels = self.flow(name), self.labels(name, n, start)
+        z = flow.noise(n, self.seed if seed is None else seed, start=start)
+        x = flow.decode(z, plan, labels=labels, guidance=self.guide).x
+        return self.clean(name, x, labels)
+
+    @staticmethod
+    def shown(x: Tensor) -> Tensor:
+        """Pictures as uint8, black where they are not finite."""
+        return as_pixels(x.nan_to_num(-1.0)).cpu()
 
     def clean(self, name: str, x: Tensor, labels: Tensor | None) -> Tensor:
         """Samples as pictures [N, C, H, W] in [-1, 1], without the noise of training."""
@@ -189,9 +202,13 @@ class Workshop:
         most = self.samples or self.scale.samples
         return most if most is not None else len(self.images(name)[0])
 
-    def few(self) -> int:
+    def few(self, name: str) -> int:
         """How many samples are judged where a method is one of many: --samples, else the scale's."""
-        return self.samples or self.scale.few
+        return self.wanted(name) if self.samples or self.scale.few is None else self.scale.few
+
+    def at_most(self, n: int, most: int | None) -> int:
+        """n, or fewer where the scale has a limit; --samples lifts it."""
+        return n if self.samples or most is None else min(n, most)
 
     @property
     def guide(self) -> Guidance:
