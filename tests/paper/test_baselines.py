@@ -146,6 +146,22 @@ def test_each_side_of_the_gan_moves_by_its_own_loss_only(images: Images) -> None
     assert calls == [{"critic"}, {"painter"}]
 
 
+def test_a_new_critic_tells_images_apart(images: Images) -> None:
+    """Spectral norms alone leave scores that differ by thousandths: a generator learns nothing from those."""
+    torch.manual_seed(0)
+    scores, _ = Critic(Config(image_size=16))(images.pixels.float() / 127.5 - 1)
+    assert scores.std() > 0.1
+
+
+def test_augmentation_is_for_who_asks(images: Images) -> None:
+    x, losses = images.pixels[:8].float() / 127.5 - 1, {}
+    for asked in (False, True, False):
+        learner, _ = make("fastgan", images, TINY["fastgan"] | {"augment": asked}, 0, torch.device("cpu"))
+        found = learner.learn(x, torch.Generator().manual_seed(0))
+        assert losses.setdefault(asked, found) == found
+    assert losses[True]["rebuild"] != losses[False]["rebuild"]
+
+
 @pytest.mark.parametrize("size", [16, 20, 28, 32, 64])
 def test_networks_of_any_resolution(size: int) -> None:
     config = Config(image_size=size, image_channels=1, width=4, most=8, latent=6)

@@ -34,6 +34,8 @@ class Args:
     """Folder for the checkpoint and the state of the run."""
     flip: bool = False
     """Mirror images at random."""
+    augment: bool = False
+    """fastgan: change colours and place of what the discriminator sees, for a few thousand images or less."""
     seed: int = 0
     """Of the weights, the order of the data and all noise."""
     device: str = "cpu"
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             DataConfig(source=args.data),
             args.budget_seconds,
             args.out,
-            options={"flip": args.flip},
+            options={"flip": args.flip} | ({"augment": True} if args.augment else {}),
             seed=args.seed,
             device=args.device,
             progress=lambda text: print(text, file=sys.stderr, flush=True),

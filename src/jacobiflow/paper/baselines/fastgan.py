@@ -43,6 +43,7 @@ class Config:
     warmup: int = 1
     ema: float = 0.999
     rebuild: float = 1.0  # weight of the discriminator's own task
+    augment: bool = False  # what the discriminator sees, if images are so few that it learns them by heart
     flip: bool = False
 
     def __post_init__(self) -> None:
@@ -122,16 +123,24 @@ class Painter(nn.Module):
 
 
 class Down(nn.Module):
-    """Half the resolution, by convolutions beside a plain mean."""
+    """Half the resolution, by convolutions beside a plain mean.
+
+    Spectral norms alone would shrink what passes through, and the critic would hardly tell anything apart:
+    batch norms give it back its size.
+    """
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
         self.main = nn.Sequential(
-            spectral_norm(nn.Conv2d(before, after, 4, 2, 1)),
+            spectral_norm(nn.Conv2d(before, after, 4, 2, 1, bias=False)),
+            nn.BatchNorm2d(after),
             nn.LeakyReLU(SLOPE),
-            spectral_norm(nn.Conv2d(after, after, 3, padding=1)),
+            spectral_norm(nn.Conv2d(after, after, 3, padding=1, bias=False)),
+            nn.BatchNorm2d(after),
         )
-        self.skip = nn.Sequential(nn.AvgPool2d(2), spectral_norm(nn.Conv2d(before, after, 1)))
+        self.skip = nn.Sequential(
+            nn.AvgPool2d(2), spectral_norm(nn.Conv2d(before, after, 1, bias=False)), nn.BatchNorm2d(after)
+        )
 
     def forward(self, h: Tensor) -> Tensor:
         return F.leaky_relu((self.main(h) + self.skip(h)) * 0.5**0.5, SLOPE)
@@ -171,7 +180,7 @@ class Critic(nn.Module):
 
 
 class FastGANLearner(Learner):
-    """Hinge losses for both, on augmented images, and the discriminator's own task."""
+    """Hinge losses for both, and the discriminator's own task."""
 
     kind: ClassVar[str] = "fastgan"
     config: Config
@@ -191,17 +200,20 @@ class FastGANLearner(Learner):
         z = torch.randn(2, len(x), self.config.latent, generator=draw).to(x)
         with torch.no_grad():
             fake = self.painter(z[0])
-        real = augment(x, draw)
+        real = self._changed(x, draw)
         score, seen = self.critic(real)
-        other, _ = self.critic(augment(fake, draw))
+        other, _ = self.critic(self._changed(fake, draw))
         judged = F.relu(1 - score).mean() + F.relu(1 + other).mean()
         rebuilt = self.critic.rebuild(real, seen, draw)
         self._descend(judged + self.config.rebuild * rebuilt)
         self.critic.requires_grad_(False)
-        painted = -self.critic(augment(self.painter(z[1]), draw))[0].mean()
+        painted = -self.critic(self._changed(self.painter(z[1]), draw))[0].mean()
         self._descend(painted)
         self.critic.requires_grad_(True)
         return {"critic": judged.item(), "painter": painted.item(), "rebuild": rebuilt.item()}
+
+    def _changed(self, x: Tensor, draw: torch.Generator) -> Tensor:
+        return augment(x, draw) if self.config.augment else x
 
     def _descend(self, loss: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
