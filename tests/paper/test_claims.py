@@ -45,9 +45,10 @@ def test_worse_above(mild: dict[str, Any], loose: dict[str, Any], holds: bool) -
         (quality(0.02), quality(0.0209), True),  # by 4.5%
         (quality(0.02), quality(0.0212), False),  # by 6%
         (quality(0.02), quality(0.01), True),
+        (quality(-0.001), quality(0.01), None),
     ],
 )
-def test_quality(exact: dict[str, Any], ours: dict[str, Any], holds: bool) -> None:
+def test_quality(exact: dict[str, Any], ours: dict[str, Any], holds: bool | None) -> None:
     data = {"quality": {"sequential": exact, "selective": ours}}
     assert verdicts.quality_of(data, "selective")[0] is holds
 

@@ -69,19 +69,23 @@ SLIGHT = 0.051  # share by which the paper's own FID rises at most, 9.71 to 10.2
 def quality_of(data: Any, method: str) -> Verdict:
     """KID of a method against sequential decoding of the same noise; FID beside it."""
     exact, ours = data["quality"]["sequential"], data["quality"][method]
-    return _rise(exact, ours) <= SLIGHT, _judged({"sequential": exact, method: ours})
+    rises = _rises(exact, ours)
+    return None if rises is None else not rises, _judged({"sequential": exact, method: ours})
 
 
 def worse_above(data: Any) -> Verdict:
     """KID at the largest tau against tau 0.5, on the same noise; FID beside it."""
     rows = {row["method"]: row["quality"] for row in data["rows"]}
     mild, loose = rows["0.5"], rows["2"]
-    return _rise(mild, loose) > SLIGHT, _judged({"tau 0.5": mild, "tau 2": loose})
+    return _rises(mild, loose), _judged({"tau 0.5": mild, "tau 2": loose})
 
 
-def _rise(before: Any, after: Any) -> float:
-    """By what share KID rises: at small counts it is not biased, as FID is."""
-    return float(after["kid"] / before["kid"] - 1)
+def _rises(before: Any, after: Any) -> bool | None:
+    """Whether KID rises by more than a slight share: at small counts it is not biased, as FID is.
+
+    An estimate of zero or less, which has no share, tells nothing.
+    """
+    return bool(after["kid"] > (1 + SLIGHT) * before["kid"]) if before["kid"] > 0 else None
 
 
 def _judged(rows: dict[str, Any]) -> dict[str, float]:
