@@ -30,7 +30,7 @@ class Config:
     layers: int = 1  # blocks a resolution
     groups: int = 16  # of the group norms; divides the channels
     attention_from: int = 2  # the first resolution with attention
-    batch_size: int = 64
+    batch_size: int = 32  # a budget of seconds is better spent on more steps
     lr: float = 5e-4
     warmup: int = 200
     ema: float = 0.999
