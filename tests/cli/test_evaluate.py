@@ -79,6 +79,10 @@ def test_table(run, small):
         (("mnist-maf", "--metrics", "brisque", "--guidance", "1"), "guidance"),
         (("mnist", "-n", "1"), "-n and --real must be 2 or more"),
         (("mnist", "--plan", "fast"), "no plan is called 'fast'"),
+        (
+            ("mnist", "--metrics", "paired", "--plan", "auto", "--tol", "0.1"),
+            "tol and init belong to named plans",
+        ),
         (("nothing",), "no model 'nothing'"),
     ],
 )

@@ -329,6 +329,18 @@ def test_baselines_stand_beside_the_flow(
     assert run("--records", public) == whole | {"record": True}
 
 
+def test_samples_lift_every_limit_but_lower_no_physics(
+    tmp_path: Path, reproduce: Callable[..., dict[str, Any]]
+) -> None:
+    asked = ("comparison", "reconstruction", "maf-ising", "--models", "mnist", "ising-16", "--samples", 14)
+    found = reproduce(tmp_path, *asked)["items"]
+    counts = found["comparison"]["mnist"]["counts"]
+    for name in ("quality_samples", "quality_samples_beyond_the_paper", "scored_samples"):
+        assert counts[name] == 14
+    assert found["reconstruction"]["mnist"]["counts"] == {"images": 14}
+    assert found["maf-ising"]["ising-16"]["counts"]["samples"] == 40
+
+
 def test_mistakes_are_one_line(tmp_path: Path, reproduce: Callable[..., dict[str, Any]]) -> None:
     for args, words in (
         (("nothing",), "no item is called 'nothing'; there are configuration"),
