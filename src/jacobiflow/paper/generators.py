@@ -179,6 +179,7 @@ def shuffled(context: Context, n: int) -> dict[str, Any]:
     test = context.workshop.images(context.model)[1].pixels
     draw = torch.Generator().manual_seed(context.seed)
     pixels = shuffle_pixels(test[torch.randint(len(test), (n,), generator=draw)], context.seed)
+    pixels = pixels.to(context.workshop.device)
     return judged(context, lambda start, count: pixels[start : start + count], n)
 
 
