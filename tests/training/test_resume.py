@@ -99,11 +99,12 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(undisturbed, recipe, tr
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_step_and_says_how_to_go_on(undisturbed, recipe, train, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_saves_its_last_step(undisturbed, recipe, train, tmp_path, number):
     whole, entries = undisturbed
     with started(*command(recipe, tmp_path, *LONG)) as process:
         wait_for(tmp_path, 9, process)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, text = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert "Traceback" not in text
@@ -168,6 +169,29 @@ def test_cut_anywhere(short, recipe, train, tmp_path, monkeypatch, where, name, 
     assert_same_weights(whole, tmp_path)
     names = [sorted(p.relative_to(out) for p in out.rglob("*")) for out in (whole, tmp_path)]
     assert names[0] == names[1]
+
+
+def test_a_repeated_sigterm_does_not_cut_the_save_short(short, recipe, train, tmp_path, monkeypatch, capsys):
+    whole, entries = short
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        save_file(*args, **options)
+        signal.raise_signal(signal.SIGTERM)
+
+    def fatal(*_: object) -> None:
+        raise Killed
+
+    before = signal.signal(signal.SIGTERM, fatal)  # what the default does, but to this test only
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(state, "save_file", interrupted)
+            assert main([*map(str, command(recipe, tmp_path, *SHORT))][1:]) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err.endswith("stopped after step 7; the same command goes on from there\n")
+    assert told(train(tmp_path, *SHORT)) == told(entries)
+    assert_same_weights(whole, tmp_path)
 
 
 def test_a_log_line_that_was_cut_off_is_written_again(short, train, tmp_path):
@@ -355,6 +379,23 @@ def test_two_processes_stop_together_and_one_goes_on(undisturbed, recipe, train,
     assert_close(train(tmp_path, *LONG), entries)
     mine, its = (load_file(out / "model/model.safetensors") for out in (tmp_path, whole))
     torch.testing.assert_close(mine["var"], its["var"], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_torchrun_passes_sigterm_on(undisturbed, recipe, train, tmp_path):
+    """torchrun sends it to both processes; they stop after the same step, and one of them saves it."""
+    _, entries = undisturbed
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    with started(*torchrun, *command(recipe, tmp_path, *LONG, "--training.save-every", "1000")) as process:
+        wait_for(tmp_path, 9, process)
+        process.send_signal(signal.SIGTERM)
+        _, text = process.communicate(timeout=PATIENCE)
+    reached = max(entry["step"] for entry in read(tmp_path))
+    line = f"jacobiflow train: stopped after step {reached}; the same command goes on from there"
+    assert text.splitlines().count(line) == 1, text
+    with safe_open(tmp_path / state.FILE, framework="pt") as f:
+        assert json.loads(f.metadata()["about"])["step"] == reached < 120
+    assert_close(train(tmp_path, *LONG), entries)
 
 
 def read(out: Path) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ class Args:
     """Train a flow. Every field of the recipe is a flag.
 
     A run writes into --out:
-    - state.safetensors: the same command goes on from it after a crash or Ctrl-C
+    - state.safetensors: the same command resumes from it after a crash, Ctrl-C or SIGTERM
     - log.jsonl, and grids of samples in samples/
     - model/: the trained flow, at the end; kept/: earlier ones, if asked for
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -51,7 +50,7 @@ def run(job: Job, flow: Flow, folder: Path, world: World, versions: dict[str, st
     """Make all shards that are not there or not whole; the leader returns what there is then."""
     torch.set_num_threads(job.settings.threads)
     group = world.patience()
-    with StopKey(signal.SIGTERM) as stop, Progress(folder, job) if world.leader else nullcontext():
+    with StopKey() as stop, Progress(folder, job) if world.leader else nullcontext():
         wanting: list[tuple[int, int]] = []
         for number in range(world.rank, job.count, world.size):
             wanting += _check(job, folder, job.part(number))

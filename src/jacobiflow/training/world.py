@@ -114,14 +114,16 @@ def leave() -> None:
 
 
 class StopKey:
-    """Remembers a Ctrl-C, so that work ends in a good place; the second one ends it at once.
+    """Remembers Ctrl-C or SIGTERM, so that work is saved before it ends. A second Ctrl-C ends it at once.
 
-    Other signals can be treated the same. Of several processes each may get the same Ctrl-C twice,
-    from the terminal and from torchrun: what follows at once is no second one.
+    A second SIGTERM changes nothing: `timeout`, batch systems and torchrun send it more than once. Of
+    several processes each may get the same Ctrl-C twice, from the terminal and from torchrun: what
+    follows within ECHO seconds is not a second one.
     """
 
-    def __init__(self, *others: signal.Signals) -> None:
-        self.signals = (signal.SIGINT, *others)
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
         self.pressed = False
         self.when = 0.0
 
@@ -134,7 +136,7 @@ class StopKey:
 
     def press(self, number: int, frame: FrameType | None) -> None:
         echo = _number("WORLD_SIZE", 1) > 1 and time.monotonic() < self.when + ECHO
-        if self.pressed and not echo:
+        if self.pressed and number == signal.SIGINT and not echo:
             raise KeyboardInterrupt
         if not self.pressed:
             self.pressed, self.when = True, time.monotonic()
