@@ -153,13 +153,34 @@ def test_a_damaged_plan_is_made_again(folder: Path, asked: list[Any], damage: st
     assert list(folder.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_a_plan_in_a_folder_that_others_can_write_is_not_used(
+    folder: Path, asked: list[Any], mode: int
+) -> None:
+    flow = labelled()
+    flow.sample(1, plan="auto")
+    (path,) = folder.iterdir()
+    doc = json.loads(path.read_text())
+    doc["methods"][0]["tol"] = 0.5
+    path.write_text(json.dumps(doc))
+    folder.chmod(mode)
+    forget()
+    with pytest.warns(UserWarning, match=f"{folder}: others can write to it") as caught:
+        found = [flow.plan("auto", n=1) for _ in range(2)]
+    assert found == [PLAN, PLAN]
+    assert len(caught) == 1
+    assert len(asked) == 2  # once more; this process remembers it
+    assert json.loads(path.read_text()) == doc
+
+
 def test_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]
 ) -> None:
+    forget()
     (tmp_path / "file").touch()
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "file"))
     flow = labelled()
-    with pytest.warns(UserWarning, match="is not kept, set JACOBIFLOW_CACHE") as caught:
+    with pytest.warns(UserWarning, match="nothing is kept between runs; set JACOBIFLOW_CACHE") as caught:
         flow.sample(1, plan="auto")
     assert len(caught) == 1
     flow.sample(1, plan="auto")  # no second warning, which would be an error here

@@ -181,6 +181,18 @@ def test_damaged_statistics_are_made_again(
     assert network.seen == 60
 
 
+def test_statistics_that_others_can_write_are_not_used(
+    images: Images, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path))
+    real_moments(images, Tiny())
+    (tmp_path / "features").chmod(0o777)
+    network = Tiny()
+    with pytest.warns(UserWarning, match="others can write to it"):
+        real_moments(images, network)
+    assert network.seen == 60
+
+
 def test_many_real_images(images: Images, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """More than are kept: sums come back from the cache as they were."""
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path))
@@ -199,5 +211,5 @@ def test_a_cache_that_cannot_be_written_to(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="statistics of real images are not kept in"):
+    with pytest.warns(UserWarning, match="nothing is kept between runs; set JACOBIFLOW_CACHE"):
         assert real_moments(images, Tiny()).count == 60

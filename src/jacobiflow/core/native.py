@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.folders import cache_folder
+from jacobiflow.core.folders import own_folder, read_own, write_own
 
 KERNELS = Path(__file__).with_name("kernels")
 SOURCES = ("transformer.c", "masked.c", "bands.c", "spline.c", "elementwise.c")
@@ -34,48 +34,78 @@ PANEL = 16  # as in vector.h
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled functions, or None where they cannot be had."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if os.environ.get("JACOBIFLOW_NATIVE") == "0" or compiler is None or os.name != "posix":
+    compiler = _compiler()
+    if compiler is None:
         return None
     try:
-        return _declare(ctypes.CDLL(str(_built(compiler))))
+        name = _name(compiler)
+        return _declare(_load(_built(compiler, name), name))
     except (OSError, AttributeError, subprocess.SubprocessError):
         return None
 
 
-def _built(compiler: str) -> Path:
-    """The shared object for this source, compiler and processor; built if it is not there yet."""
+def version() -> str:
+    """What names the compiled functions in use; "torch" where there are none."""
+    compiler = _compiler()
+    return "torch" if compiler is None or library() is None else _name(compiler)
+
+
+def _compiler() -> str | None:
+    if os.environ.get("JACOBIFLOW_NATIVE") == "0" or os.name != "posix":
+        return None
+    return os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+def _name(compiler: str) -> str:
+    """The same for the same source, compiler and processor."""
     key = hashlib.sha256(" ".join((compiler, _processor(), *FLAGS)).encode())
     for path in sorted(KERNELS.iterdir()):
         key.update(path.read_bytes())
-    name = f"kernels-{key.hexdigest()[:16]}.so"
-    try:
-        folder = cache_folder() / "native"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if _whole(folder / name):
-            return folder / name
-        with tempfile.TemporaryDirectory(dir=folder) as room:
-            return _build(compiler, Path(room) / name).rename(folder / name)
-    except OSError:  # no folder to keep it in: a build for this process
-        return _build(compiler, Path(tempfile.mkdtemp(prefix="jacobiflow-")) / name)
+    return f"kernels-{key.hexdigest()[:16]}"
 
 
-def _build(compiler: str, out: Path) -> Path:
+def _built(compiler: str, name: str) -> bytes:
+    """The shared object from the cache folder; built if it is not there, whole and the user's own."""
+    folder = own_folder("native")
+    if folder is not None:
+        with suppress(OSError):
+            content = read_own(folder / f"{name}.so")
+            if _whole(content):
+                return content
+    with tempfile.TemporaryDirectory(prefix="jacobiflow-") as room:
+        content = _build(compiler, Path(room) / name)
+    if folder is not None:
+        with suppress(OSError):  # built again next time
+            write_own(folder / f"{name}.so", content)
+    return content
+
+
+def _build(compiler: str, out: Path) -> bytes:
     sources = [str(KERNELS / name) for name in SOURCES]
     command = [compiler, *FLAGS, *sources, "-o", str(out), "-lm", "-lpthread"]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
-    with out.open("ab") as file:  # loaders do not mind what follows the last section
-        file.write(hashlib.sha256(out.read_bytes()).digest())
-    return out
+    content = out.read_bytes()
+    return content + hashlib.sha256(content).digest()  # loaders do not mind what follows the last section
 
 
-def _whole(path: Path) -> bool:
+def _whole(content: bytes) -> bool:
     """Whether the file is as it was built: a torn one may end the process that loads it."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return False
     return hashlib.sha256(content[:-32]).digest() == content[-32:]
+
+
+def _load(content: bytes, name: str) -> ctypes.CDLL:
+    """The library from a copy of this process's own: what was checked is what is loaded, and a file that is
+    cut short later does not end the process (SIGBUS).
+    """
+    with suppress(AttributeError, OSError):  # Linux only; hardened kernels may refuse
+        number = os.memfd_create(name)  # stays open: the loader takes an equal path for the same library
+        with open(number, "wb", closefd=False) as file:
+            file.write(content)
+        return ctypes.CDLL(f"/proc/self/fd/{number}")
+    with tempfile.TemporaryDirectory(prefix="jacobiflow-", ignore_cleanup_errors=True) as room:
+        path = Path(room) / f"{name}.so"
+        path.write_bytes(content)
+        return ctypes.CDLL(str(path))  # stays loaded without the file
 
 
 def _processor() -> str:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from jacobiflow.core.folders import cache_folder
-from jacobiflow.core.plan import Plan, PlanError
-from jacobiflow.flows.checkpoint import write_atomically
+from jacobiflow.core.folders import own_folder, read_own, write_own
+from jacobiflow.core.plan import Plan
 from jacobiflow.flows.guidance import Guidance
 
 
@@ -33,10 +32,11 @@ class Setting:
     guidance: Guidance
     max_deviation: float
 
-    def path(self) -> Path:
-        """Where the plan for this setting is kept."""
+    def path(self) -> Path | None:
+        """Where the plan for this setting is kept; None if the cache folder is not safe."""
         text = json.dumps(asdict(self), sort_keys=True)
-        return cache_folder() / "plans" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        folder = own_folder("plans")
+        return folder and folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 @cache
@@ -54,17 +54,21 @@ def machine(device: torch.device) -> str:
 
 def find(setting: Setting, blocks: int) -> Plan | None:
     """The stored plan, if there is one that can be read and is for this setting."""
-    try:
-        plan = Plan.load(setting.path())
-    except PlanError:
-        return None
-    fits = len(plan) == blocks and plan.about.get("setting") == asdict(setting)
-    return plan if fits else None
-
-
-def store(plan: Plan, setting: Setting) -> Path:
-    """Keep a plan, in one step: whoever reads meanwhile gets the old one or the new one."""
     path = setting.path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, plan.save)
+    if path is None:
+        return None
+    try:
+        plan = Plan.from_json(read_own(path).decode())
+    except (OSError, ValueError):
+        return None
+    if len(plan) != blocks or plan.about.get("setting") != asdict(setting):
+        return None
+    return plan
+
+
+def store(plan: Plan, setting: Setting) -> Path | None:
+    """Keep a plan; None if the cache folder is not safe."""
+    path = setting.path()
+    if path is not None:
+        write_own(path, plan.to_json().encode())
     return path

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from jacobiflow.core import native
 from jacobiflow.core import tune as core
+from jacobiflow.core.folders import own_folder
 from jacobiflow.core.plan import Plan
 from jacobiflow.flows.arguments import instance
 from jacobiflow.flows.flow import Flow
@@ -29,7 +30,7 @@ LARGEST = 256  # the largest batch that "auto" tunes for
 SEED = 2**31 - 1  # of the noise that plans are tuned on
 
 _tuning = threading.Lock()  # two at once would time each other
-_known: dict[tuple[Path, Setting], Plan] = {}
+_known: dict[tuple[Path | None, Setting], Plan] = {}
 _digests: WeakKeyDictionary[Flow, tuple[int, str]] = WeakKeyDictionary()
 
 
@@ -116,9 +117,9 @@ def auto_plan(
     guide = guidance if isinstance(guidance, Guidance) else Guidance(weight=guidance)
     flow.bound_blocks(n, labels=labels, context=context, guidance=guide)  # raises if they do not fit
     setting = auto_setting(flow, n, labels is not None, guide, max_deviation)
-    path = setting.path()
+    key = own_folder("plans"), setting
     with _tuning:
-        plan = _known.get((path, setting)) or find(setting, len(flow.blocks))
+        plan = _known.get(key) or find(setting, len(flow.blocks))
         if plan is None:
             with tqdm(desc=f"tuning batches of {setting.batch}, once", disable=None, leave=False) as bar:
                 plan = tune(
@@ -131,16 +132,16 @@ def auto_plan(
                     progress=lambda text: bar.set_postfix_str(text),
                 )
             keep(plan, setting)
-        _known[path, setting] = plan
+        _known[key] = plan
     return plan
 
 
 def keep(plan: Plan, setting: Setting) -> Path | None:
-    """Where the plan was stored; a folder that cannot be written to is worth a warning, no more.
+    """Where the plan was stored; None, and a warning, if it cannot be.
 
     From now on it is the one that this process uses, whichever it used before.
     """
-    _known[setting.path(), setting] = plan
+    _known[own_folder("plans"), setting] = plan
     try:
         return store(plan, setting)
     except OSError as error:

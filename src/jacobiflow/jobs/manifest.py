@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from jacobiflow.core.native import library
+from jacobiflow.core import native
 from jacobiflow.core.plan import Plan
 from jacobiflow.core.records import LARGEST, RecordError, build, parse_json, read_text
 from jacobiflow.core.types import JacobiflowError
@@ -156,12 +156,12 @@ def fingerprint(flow: Flow) -> str:
 
 def versions(device: torch.device, own: str) -> dict[str, str]:
     """What else than settings and weights can change the last bits of a sample."""
-    cuda, native = device.type == "cuda", library()
+    cuda = device.type == "cuda"
     return {
         "jacobiflow": own,
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "transformer": "torch" if native is None else Path(native._name).stem,
+        "transformer": native.version(),
         "machine": torch.cuda.get_device_name(device) if cuda else f"{platform.machine()} {_capability()}",
     }
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from jacobiflow.core.folders import cache_folder
-from jacobiflow.flows.checkpoint import write_atomically
+from jacobiflow.core.folders import own_folder, read_own, write_own
 from jacobiflow.metrics.errors import MetricError, optional
 from jacobiflow.training.world import World
 
@@ -250,14 +249,18 @@ def digest(pixels: Tensor, network: str) -> str:
     return hashlib.sha256(head + rows.numpy().tobytes()).hexdigest()
 
 
-def _path(name: str) -> Path:
-    return cache_folder() / "features" / f"{name}.safetensors"
+def _path(name: str) -> Path | None:
+    folder = own_folder("features")
+    return folder and folder / f"{name}.safetensors"
 
 
 def load_moments(name: str) -> Moments | None:
     """The statistics kept under this name; None if there are none, or none that can be used."""
+    path = _path(name)
+    if path is None:
+        return None
     try:
-        held = load_file(_path(name))
+        held = load(read_own(path))
         found = Moments(
             count=int(held["count"]),
             features=held["features"],
@@ -280,10 +283,12 @@ def save_moments(name: str, moments: Moments) -> None:
     held = {"features": moments.features.contiguous(), "count": torch.tensor(moments.count)}
     if moments.total is not None and moments.products is not None:
         held |= {"total": moments.total, "products": moments.products}
+    path = _path(name)
+    if path is None:
+        return
     try:
-        _path(name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(_path(name), lambda file: save_file(held, file))
+        write_own(path, save(held))
     except OSError as error:
         warnings.warn(
-            f"statistics of real images are not kept in {_path(name).parent}: {error.strerror}", stacklevel=2
+            f"statistics of real images are not kept in {path.parent}: {error.strerror}", stacklevel=2
         )
