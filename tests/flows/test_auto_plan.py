@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -151,6 +152,29 @@ def test_a_damaged_plan_is_made_again(folder: Path, asked: list[Any], damage: st
     assert len(asked) == 2
     assert jf.Plan.load(path).methods == PLAN.methods
     assert list(folder.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("tol", [0.501, 1e9])  # the tuner tries 10 times the bound of 0.05
+def test_a_plan_looser_than_any_the_tuner_tries_is_ignored(
+    folder: Path, asked: list[Any], tol: float
+) -> None:
+    flow = labelled()
+    flow.sample(1, plan="auto")
+    (path,) = folder.iterdir()
+    doc = json.loads(path.read_text())
+    doc["methods"][0]["tol"] = tol
+    path.write_text(json.dumps(doc))
+    forget()
+    words = re.escape(f"{path} is ignored: its tolerance {tol:g} is larger")
+    with pytest.warns(UserWarning, match=words) as caught:
+        assert flow.plan("auto", n=1) == PLAN
+    assert len(caught) == 1
+    assert len(asked) == 2
+    doc["methods"][0]["tol"] = 0.5
+    path.write_text(json.dumps(doc))
+    forget()
+    assert flow.plan("auto", n=1)[0].tol == 0.5
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])

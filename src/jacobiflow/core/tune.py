@@ -122,6 +122,15 @@ def tune(
     return Plan(plan.methods, about={"measured": measured, "tried": tried})
 
 
+def tolerances(bound: float) -> list[float]:
+    """The tolerances that are tried for this bound on the deviation, the loosest first.
+
+    >>> tolerances(0.05)
+    [0.5, 0.15, 0.05, 0.015, 0.005]
+    """
+    return [float(f"{tol * bound:.3g}") for tol in TOLS]
+
+
 def deviation(x: Tensor, exact: Tensor) -> float:
     """The largest |x - exact| over the samples that have a finite exact answer."""
     off = (x - exact).abs()[exact.isfinite().flatten(1).all(1)]
@@ -296,8 +305,7 @@ class _Measured:
             if width is not None and width >= self.block.length:
                 continue
             for init in FIRST_GUESSES:
-                tols = [float(f"{tol * self.bound:.3g}") for tol in TOLS]
-                ladder = iter([Method(width=width, tol=tol, init=init) for tol in tols])
+                ladder = iter([Method(width=width, tol=tol, init=init) for tol in tolerances(self.bound)])
                 step = self.next_step(ladder, limit)
                 yield from step.items()
                 if not step:  # another first guess hardly saves a width that is too slow

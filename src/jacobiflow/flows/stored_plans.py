@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from jacobiflow.core.folders import own_folder, read_own, write_own
+from jacobiflow.core.folders import own_folder, read_own, warn_once, write_own
 from jacobiflow.core.plan import Plan
+from jacobiflow.core.tune import tolerances
 from jacobiflow.flows.guidance import Guidance
 
 
@@ -53,7 +54,7 @@ def machine(device: torch.device) -> str:
 
 
 def find(setting: Setting, blocks: int) -> Plan | None:
-    """The stored plan, if there is one that can be read and is for this setting."""
+    """The stored plan, if there is one for this setting that the tuner could have made."""
     path = setting.path()
     if path is None:
         return None
@@ -62,6 +63,13 @@ def find(setting: Setting, blocks: int) -> Plan | None:
     except (OSError, ValueError):
         return None
     if len(plan) != blocks or plan.about.get("setting") != asdict(setting):
+        return None
+    loosest = max((method.tol for method in plan), default=0.0)
+    if loosest > max(tolerances(setting.max_deviation)):
+        warn_once(
+            f"the stored plan {path} is ignored: its tolerance {loosest:g} is larger than any that the tuner "
+            f"tries for a deviation of {setting.max_deviation:g}"
+        )
         return None
     return plan
 

@@ -94,7 +94,7 @@ def tune(
 
 def _rivals(flow: Flow, bound: float) -> list[list[Plan]]:
     """The plans that a user could name, the loosest first."""
-    tols = [float(f"{tol * bound:.3g}") for tol in core.TOLS]
+    tols = core.tolerances(bound)
     return [[flow.plan(name, tol=tol) for tol in tols] for name in ("selective", "uniform")]
 
 
