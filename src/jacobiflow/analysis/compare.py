@@ -47,7 +47,7 @@ def compare(
     """
     names = list(dict.fromkeys(["sequential", *plans]))
     sweep = Plan((Method(max_sweeps=1),) * len(flow.blocks))
-    flow.decode(z[:1], sweep, **condition(1), on_failure="return")
+    flow.decode(z[:1], sweep, **condition(1), on_failure="return", warn=False)
     rows: list[Row] = []
     outs: dict[str, Decoded] = {}
     for batch in sorted(set(batches)):
@@ -57,7 +57,7 @@ def compare(
         for _ in range(repeats):
             for name in names:
                 progress(f"batch {batch}: {name}")
-                outs[name] = flow.decode(part, name, **options(name), **condition(batch))
+                outs[name] = flow.decode(part, name, **options(name), **condition(batch), warn=False)
                 seconds[name].append(outs[name].stats.seconds)
         exact, base = outs["sequential"].x, statistics.median(seconds["sequential"])
         for name in names:

@@ -57,8 +57,8 @@ def walk(flow: Flow, z: Tensor, block: int, plan: Plan, **condition: Any) -> Wal
 
     sweeps = Method(tol=flow.default_tol, init=flow.default_init)
     methods = [sweeps if i == block and m.width == 1 else m for i, m in enumerate(plan)]
-    flow.decode(z, Plan(tuple(methods)), watch=guess, **condition)
-    flow.decode(z, "sequential", watch=position, **condition)
+    flow.decode(z, Plan(tuple(methods)), watch=guess, warn=False, **condition)
+    flow.decode(z, "sequential", watch=position, warn=False, **condition)
     order = flow.order(len(flow.blocks) - 1 - block)
     places = torch.arange(ends[0].shape[1])
     rank = places if order is None else torch.argsort(order.cpu())

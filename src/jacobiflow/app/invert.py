@@ -188,7 +188,7 @@ def invert(
             labels = torch.arange(flow.num_classes)
             by_label = tuple(flow.log_prob(x.expand(len(labels), *flow.data_shape), labels).tolist())
         progress(0.7, f"decoding, {name}")
-        decoded = flow.decode(encoded.z, name, check=True, **given, **how)
+        decoded = flow.decode(encoded.z, name, check=True, warn=False, **given, **how)
         bits = flow.bits_per_dim(x, **given)
         seen = flow.from_sequence(encoded.z.reshape(1, *flow.to_sequence(x).shape[1:]))
     return Inverted(

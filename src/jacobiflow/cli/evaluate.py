@@ -335,10 +335,10 @@ def dealt(flow: Flow, args: Args, world: World) -> Callable[[Tensor], Decoded]:
     """A decoder whose rows are dealt out to the processes; each gets all answers."""
     plan = flow.plan(args.plan, tol=args.tol)
     if world.size == 1:
-        return lambda z: flow.decode(z, plan)
+        return lambda z: flow.decode(z, plan, warn=False)
 
     def decode(z: Tensor) -> Decoded:
-        out = flow.decode(z.tensor_split(world.size)[world.rank], plan)
+        out = flow.decode(z.tensor_split(world.size)[world.rank], plan, warn=False)
         parts = world.gather((out.x.cpu(), out.log_det.cpu()), None)
         x, log_det = (torch.cat(some).to(z.device) for some in zip(*parts, strict=True))
         return replace(out, x=x, log_det=log_det)

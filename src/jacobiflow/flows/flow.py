@@ -37,6 +37,7 @@ from jacobiflow.core.types import (
 )
 from jacobiflow.flows import arguments
 from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.nonfinite import warn_of_nonfinite
 from jacobiflow.flows.weights import Watch
 
 GRADIENT_TOL = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -196,6 +197,7 @@ class Flow(nn.Module, ABC):
         compile: bool = False,
         differentiable: bool = False,
         watch: Watcher | None = None,
+        warn: bool = True,
     ) -> Decoded:
         """x with encode(x).z = z, as exact as the plan asks.
 
@@ -212,6 +214,8 @@ class Flow(nn.Module, ABC):
             to a tight one.
         watch: called after every sweep with a `Sweep`, its x in the order of the data, so that
             `from_sequence` makes a picture of it.
+        warn: give one RuntimeWarning if samples are not finite, with their number and what to do. False is
+            for callers that look at `stats` themselves.
         """
         arguments.tensor("z", z, next(self.parameters()))
         if tuple(z.shape[1:]) != self.latent_shape:
@@ -249,6 +253,8 @@ class Flow(nn.Module, ABC):
                 again, _ = self._encode(seq.detach(), self._condition(len(z), labels, context), guide)
                 residual = (again.reshape(z.shape) - z).abs().flatten(1)
                 residual = residual.amax(1) if residual.shape[1] else residual.new_zeros(len(z))
+        if warn:
+            warn_of_nonfinite(x, z, guide)
         return Decoded(x=x, log_det=log_det, stats=Stats(blocks=blocks, seconds=seconds, residual=residual))
 
     def _decode(
@@ -300,13 +306,18 @@ class Flow(nn.Module, ABC):
         seed: int | None = None,
         labels: int | Tensor | None = None,
         context: Tensor | None = None,
+        guidance: float | Guidance = 0.0,
         denoise: bool = False,
+        warn: bool = True,
         **options: Any,
     ) -> Decoded:
         """Decode fresh noise; `options` are those of `decode`. denoise: see `denoise`."""
-        out = self.decode(self.noise(n, seed), labels=labels, context=context, **options)
+        z = self.noise(n, seed)
+        out = self.decode(z, labels=labels, context=context, guidance=guidance, warn=False, **options)
         if denoise:
             out = replace(out, x=self.denoise(out.x, labels=labels))
+        if warn:
+            warn_of_nonfinite(out.x, z, guidance)
         return out
 
     def denoise(self, x: Tensor, labels: int | Tensor | None = None) -> Tensor:

@@ -55,7 +55,8 @@ def _measure(flow: Flow, settings: Settings, count: int) -> int:
 
     def once(n: int) -> None:
         some = None if labels is None else labels[:n]
-        x = flow.decode(flow.noise(n, 0), sweep, labels=some, on_failure="return", **given).x
+        z = flow.noise(n, 0)
+        x = flow.decode(z, sweep, labels=some, on_failure="return", warn=False, **given).x
         if settings.denoise:
             flow.denoise(x, labels=some)
 

@@ -119,7 +119,8 @@ def draw(job: Job, flow: Flow, shard: Shard, batch: int) -> tuple[Tensor, Tensor
     for first in range(shard.first, shard.first + shard.count, batch):
         count = min(batch, shard.first + shard.count - first)
         labels = turn(ask.labels, first, count)
-        out = flow.decode(flow.noise(count, ask.seed, start=first), job.plan, labels=labels, **options)
+        z = flow.noise(count, ask.seed, start=first)
+        out = flow.decode(z, job.plan, labels=labels, warn=False, **options)
         parts.append((flow.denoise(out.x, labels=labels) if ask.denoise else out.x).cpu())
         ends = zip(*(b.status for b in out.stats.blocks), strict=True)
         status.update(max(found, key=lambda s: s.rank).name for found in ends)

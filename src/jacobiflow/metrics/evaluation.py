@@ -253,7 +253,8 @@ class Sampling:
         """Samples number start, start + 1, ..."""
         guide: dict[str, Any] = {"guidance": self.guidance} if self.guidance.weight else {}
         z = self.flow.noise(count, self.seed, start=start)
-        return self.flow.decode(z, self.plan, check=check, **self.given(start, count), **guide)
+        given = self.given(start, count) | guide
+        return self.flow.decode(z, self.plan, check=check, warn=False, **given)  # `not_finite` counts them
 
     def __call__(self, start: int, count: int) -> Tensor:
         """Pictures number start, start + 1, ..."""

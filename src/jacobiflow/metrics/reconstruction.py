@@ -38,7 +38,7 @@ class Invertibility:
 def reconstruct(flow: Flow, x: Tensor, plan: str | Plan = "selective", **given: Any) -> Tensor:
     """decode(encode(x).z).x by `plan`; `given` are labels or context, and options of `decode`."""
     condition = {k: v for k, v in given.items() if k in ("labels", "context")}
-    return flow.decode(flow.encode(x, **condition).z, plan, **given).x
+    return flow.decode(flow.encode(x, **condition).z, plan, warn=False, **given).x
 
 
 def errors(x: Tensor, again: Tensor) -> Tensor:

@@ -1,0 +1,42 @@
+"""Samples that are not finite: which they are, and what to do about them."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from jacobiflow.core.decode import all_finite
+from jacobiflow.flows.guidance import Guidance
+
+
+def nonfinite_rows(x: Tensor) -> Tensor:
+    """Which samples of x [N, ...] hold a number that is not finite: [N] bool, on the CPU."""
+    return ~x.detach().isfinite().flatten(1).all(1).cpu()
+
+
+def remedy(guidance: float | Guidance, dtype: torch.dtype) -> str:
+    """What to do about samples whose noise is finite.
+
+    >>> remedy(1000.0, torch.float32)
+    'lower the guidance weight (it is 1000), try float64, or check the weights'
+    >>> remedy(0.0, torch.float64)
+    'check the weights'
+    """
+    weight = guidance.weight if isinstance(guidance, Guidance) else guidance
+    steps = [f"lower the guidance weight (it is {weight:g})"] if weight else []
+    steps += [] if dtype is torch.float64 else ["try float64"]
+    return ", ".join([*steps, "or check the weights" if steps else "check the weights"])
+
+
+def warn_of_nonfinite(x: Tensor, z: Tensor, guidance: float | Guidance) -> None:
+    """One warning, at whoever called our caller, if samples x of noise z are not finite."""
+    if all_finite(x.detach()):
+        return
+    lost, noise = int(nonfinite_rows(x).sum()), int(nonfinite_rows(z).sum())
+    advice = remedy(guidance, x.dtype)
+    if noise:
+        replace = f"replace the {noise} rows of z that are not finite"
+        advice = replace if noise == lost else f"{replace}; for the others, {advice}"
+    warnings.warn(f"{lost} of {len(x)} samples are not finite: {advice}", RuntimeWarning, stacklevel=3)
