@@ -422,6 +422,19 @@ def test_the_map_is_brightest_where_the_deviation_is() -> None:
     assert tuple(shown[gap + 5 + gap, gap + 5 + gap]) == pictures.NOT_FINITE
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_sample_that_is_not_finite_is_crossed_out(channels: int) -> None:
+    x = torch.full((2, channels, 8, 8), -1.0)
+    x[1, 0, 3, 3] = float("inf")
+    shown, gap = pictures.grid(x, columns=2), pictures.GAP
+    first, second = (shown[gap : gap + 8, left : left + 8] for left in (gap, 2 * gap + 8))
+    assert (first == 0).all()
+    diagonal = np.arange(8)
+    assert (second[diagonal, diagonal] < 64).all()
+    assert (second[diagonal, 7 - diagonal] < 64).all()
+    assert (second[0, 1:7] > 160).all()
+
+
 def test_grids_show_samples_in_order() -> None:
     x = torch.linspace(-1, 1, 6)[:, None, None, None].expand(6, 1, 4, 4)
     shown = pictures.grid(x, columns=3)

@@ -14,11 +14,52 @@ from jacobiflow.data.pictures import save_grid, to_pixels
 
 
 def test_the_ends_and_the_middle_of_the_range() -> None:
-    x = torch.tensor([-1.0, 0.0, 1.0, -7.0, 7.0, math.nan, math.inf, -math.inf]).view(1, 1, 2, 4)
-    assert to_pixels(x).reshape(-1).tolist() == [0, 128, 255, 0, 255, 0, 255, 0]
+    x = torch.tensor([-1.0, 0.0, 1.0, -7.0, 7.0, 1e30]).view(1, 1, 2, 3)
+    assert to_pixels(x).reshape(-1).tolist() == [0, 128, 255, 0, 255, 255]
     levels = torch.arange(256.0).view(1, 1, 16, 16) / 127.5 - 1
     assert to_pixels(levels).reshape(-1).tolist() == list(range(256))
     assert to_pixels(levels.double()).dtype == np.uint8
+
+
+TILE = """
+X......X
+.X....X.
+..X..X..
+...XX...
+...XX...
+..X..X..
+.X....X.
+X......X
+"""
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_image_that_is_not_finite_is_crossed_out(channels: int, value: float, tmp_path: Path) -> None:
+    x = torch.full((3, channels, 8, 8), -1.0)
+    x[1, -1, 5, 2] = value  # one number is enough
+    save_grid(x, tmp_path / "a.png", columns=3, gap=1, zoom=1)
+    with Image.open(tmp_path / "a.png") as picture:
+        sheet = np.asarray(picture.convert("RGB")).astype(int)
+    tiles = [sheet[1:9, left : left + 8] for left in (1, 10, 19)]
+    assert (tiles[0] == 0).all()
+    assert (tiles[2] == 0).all()
+    crossed = tiles[1]
+    assert (crossed == crossed[..., :1]).all()  # grey in colour images, too
+    dark = np.array([[c == "X" for c in line] for line in TILE.split()])
+    assert crossed[dark].max() < 64  # far from the tile and from the ground of the sheet, 128
+    assert crossed[~dark].min() > 160
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 5), (4, 4), (3, 4), (28, 28), (64, 32)])
+def test_crossed_out_tiles_of_any_size(height: int, width: int) -> None:
+    (tile,) = to_pixels(torch.full((1, 1, height, width), math.nan))[..., 0]
+    assert set(tile.flat) <= {32, 176}
+    assert np.array_equal(tile, tile[::-1])
+    assert np.array_equal(tile, tile[:, ::-1])
+    assert [tile[0, 0], tile[-1, 0], tile[0, -1], tile[-1, -1]] == [32] * 4
+    if min(height, width) > 3:
+        assert 0.1 < (tile == 32).mean() < 0.7
 
 
 @pytest.mark.parametrize("channels", [1, 3])

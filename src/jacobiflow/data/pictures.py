@@ -9,6 +9,10 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from jacobiflow.flows.nonfinite import nonfinite_rows
+
+PAPER, STROKE = 176, 32  # grey levels of the tile that stands for a sample without an answer
+
 
 def as_images(x: Tensor) -> Tensor | None:
     """Samples as pictures [N, C, H, W], if they can be."""
@@ -19,9 +23,25 @@ def as_images(x: Tensor) -> Tensor | None:
 
 
 def to_pixels(x: Tensor) -> np.ndarray:
-    """Images [N, C, H, W] in [-1, 1] as uint8 [N, H, W, C]; values outside are cut, NaN is black."""
+    """Images [N, C, H, W] in [-1, 1] as uint8 [N, H, W, C]; values outside are cut.
+
+    An image that is not finite becomes a crossed-out tile.
+    """
+    lost = nonfinite_rows(x).numpy()
     x = x.detach().cpu().float().nan_to_num(-1.0).clamp(-1, 1)
-    return np.asarray(((x + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy())
+    pixels = np.asarray(((x + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy())
+    pixels[lost] = _crossed_out(*pixels.shape[1:3])
+    return pixels
+
+
+def _crossed_out(height: int, width: int) -> np.ndarray:
+    """A dark X on light grey, uint8 [H, W, 1]; its strokes are about a twelfth of the tile wide."""
+    row, column = np.ogrid[:height, :width]
+    down, across = row * (width - 1), column * (height - 1)
+    off = np.minimum(abs(down - across), abs(down - across[:, ::-1]))
+    thickness = max(1.0, min(height, width) / 12)
+    cross = off <= thickness * max(height, width) / 2
+    return np.where(cross, STROKE, PAPER).astype(np.uint8)[..., None]
 
 
 def save_grid(x: Tensor, path: str | Path, *, columns: int = 8, gap: int = 1, zoom: int = 2) -> None:
