@@ -80,6 +80,18 @@ def test_mistakes_are_one_line(run: Any, words: str, text: str) -> None:
     assert not Path("bench").exists()
 
 
+def test_samples_without_an_answer_fail_the_command(run: Any) -> None:
+    flow = maf(1.0, features=4, blocks=1, hidden=(6,), scale="exp")
+    with torch.no_grad():
+        flow.blocks[0].head.bias[:] = 1e4
+    flow.save("bad")
+    ran = run("bench", "bad", "--batch", 1, 3, "--repeats", 1, "--plan", "uniform")
+    assert ran.status == 1
+    words = "3 of 3 samples are not finite: try float64, or check the weights"
+    assert ran.err.splitlines()[-1] == f"jacobiflow bench: {words}"
+    assert [line.split()[-2:] for line in ran.out.splitlines()[2:6]] == [[n, "nonfinite"] for n in "1133"]
+
+
 def test_the_picture_shows_every_row(tmp_path: Path) -> None:
     numbers: dict[str, Any] = {"seconds": 0.1, "speedup": 1.0, "largest": 0.0, "mean": 0.0, "sweeps": (1.0,)}
 

@@ -279,13 +279,68 @@ def test_samples_without_an_answer_leave_a_plain_report(run: Any) -> None:
         flow.blocks[0].head.bias[:] = 1e4
     flow.save("model")
     ran = run("sample", "model", "-n", 2, "--plan", "uniform", "--json")
-    assert ran.status == 0
+    assert ran.status == 1
 
     def never(name: str) -> None:
         raise AssertionError(name)
 
     (row,) = json.loads(ran.out, parse_constant=never)["rows"]
     assert (row["status"], row["largest"], row["mean"]) == ("NONFINITE", None, None)
+
+
+def strong(labelled: jf.Flow) -> float:
+    """A guidance weight with which some of six samples overflow, and some do not."""
+    for weight in 10.0 ** torch.arange(1, 6, 0.25):
+        out = labelled.sample(6, labels=torch.arange(6) % 3, seed=0, guidance=float(weight), warn=False)
+        lost = int((~out.x.isfinite()).flatten(1).any(1).sum())
+        if 0 < lost < 6:
+            return float(weight)
+    raise AssertionError
+
+
+def test_samples_without_an_answer_are_counted_and_fail_the_command(run: Any, labelled: jf.Flow) -> None:
+    weight = strong(labelled)
+    asked = ("sample", "model", "-n", 6, "--labels", "0-2", "--guidance", weight, "--plan")
+    ran = run(*asked, "sequential", "uniform")
+    with np.load("out/samples.npz") as found:
+        bad = {name: ~np.isfinite(found[name]).all((1, 2, 3)) for name in ("sequential", "uniform")}
+    lost = int((bad["sequential"] | bad["uniform"]).sum())
+    assert 0 < lost < 6
+    assert ran.status == 1
+    words = f"lower the guidance weight (it is {weight:g}), try float64, or check the weights"
+    assert ran.err.splitlines()[-1] == f"jacobiflow sample: {lost} of 6 samples are not finite: {words}"
+    assert "warning" not in ran.err
+    for line in ran.out.splitlines()[2:4]:
+        assert line.endswith(f"  {bad[line.split()[0]].sum()} nonfinite")
+    doc = json.loads(Path("out/report.json").read_text())
+    assert doc["nonfinite"] == lost
+    assert [row["nonfinite"] for row in doc["rows"]] == [int(b.sum()) for b in bad.values()]
+    fine = run("sample", "model", "-n", 6, "--labels", "0-2", "--json")
+    assert (fine.status, json.loads(fine.out)["nonfinite"]) == (0, 0)
+
+
+def test_a_grid_of_the_command_crosses_out(run: Any, labelled: jf.Flow) -> None:
+    weight = strong(labelled)
+    flags = ("-n", 6, "--labels", "0-2", "--guidance", weight, "--plan", "sequential")
+    assert run("sample", "model", *flags).status == 1
+    with np.load("out/samples.npz") as found:
+        bad = ~np.isfinite(found["sequential"]).all((1, 2, 3))
+    with Image.open("out/sequential.png") as picture:
+        sheet = np.asarray(picture)[::2, ::2]
+    side = (sheet.shape[1] - 1) // 3 - 1
+    corners = [sheet[1 + i // 3 * (side + 1), 1 + i % 3 * (side + 1) :][1] for i in range(6)]
+    assert [int(c) == 176 for c in corners] == bad.tolist()
+
+
+def test_denoising_that_overflows_counts(
+    run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sample, "denoised", lambda flow, x, labels: x / (torch.arange(4) > 0).view(4, 1, 1, 1)
+    )
+    ran = run("sample", "model", "-n", 4, "--denoise")
+    assert ran.status == 1
+    assert "jacobiflow sample: 1 of 4 samples are not finite: " in ran.err
 
 
 # Mistakes

@@ -12,6 +12,7 @@ from torch import Tensor
 from jacobiflow.core.plan import Plan
 from jacobiflow.core.types import Decoded, Method
 from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.nonfinite import nonfinite_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,13 @@ class Row:
     largest: float  # deviation from sequential decoding, over all numbers of all samples
     mean: float
     status: str  # the worst one
+    nonfinite: int = 0  # samples without a finite answer
+
+    @property
+    def summary(self) -> str:
+        """The worst status in plain words, with the number of samples if they are not finite."""
+        count = f"{self.nonfinite:,} " if self.nonfinite else ""
+        return count + self.status.lower().replace("_", " ")
 
 
 def compare(
@@ -74,6 +82,7 @@ def compare(
                     largest=off.max().item() if len(off) else float("nan"),
                     mean=off.mean().item(),
                     status=out.stats.status.name,
+                    nonfinite=int(nonfinite_rows(out.x).sum()),
                 )
             )
     return [r for r in rows if r.plan in plans], outs

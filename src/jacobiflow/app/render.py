@@ -92,7 +92,7 @@ def figures(found: Sampled) -> str:
         ("speedup", "speed-up", f"{row.speedup:.2f}x"),
         ("largest", "largest deviation", small(row.largest)),
         ("mean", "mean deviation", small(row.mean)),
-        ("status", "status", row.status.lower().replace("_", " ")),
+        ("status", "status", row.summary),
     ]
     return cards(values[:1] + values[3:] if row.plan == "sequential" else values)
 

@@ -23,9 +23,10 @@ from jacobiflow.cli.options import (
     refuse_context,
     report,
 )
-from jacobiflow.cli.sample import SWEPT, check_plans, show
+from jacobiflow.cli.sample import SWEPT, check_plans, exit_status, show
 from jacobiflow.core.records import as_json
 from jacobiflow.flows.checkpoint import load
+from jacobiflow.flows.nonfinite import remedy
 from jacobiflow.flows.stored_plans import machine
 
 
@@ -65,8 +66,8 @@ class Args:
     """Print JSON instead of a table."""
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run the command."""
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is 1 if samples are not finite."""
     args = parse(Args, argv, command="bench")
     check(args)
     if args.threads is not None:
@@ -113,6 +114,8 @@ def main(argv: Sequence[str]) -> None:
     (args.out / "bench.json").write_text(text, encoding="utf-8")
     text = f"{show(rows)}\n\nmedians of {args.repeats} alternating runs on {setting}"
     report(doc, f"{text}\nwritten to {args.out}: bench.json, bench.png", as_json=args.json)
+    worst = max(rows, key=lambda r: r.nonfinite)
+    return exit_status("bench", worst.nonfinite, worst.batch, remedy(0.0, z.dtype))
 
 
 def check(args: Args) -> None:

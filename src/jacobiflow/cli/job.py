@@ -47,7 +47,7 @@ def check(args: Args) -> None:
             raise ValueError(f"--{name} must be {most:,} or less, not {getattr(args, name)}")
 
 
-def main(args: Args) -> None:
+def main(args: Args) -> int:
     """Run the job of these options, or go on with it."""
     check(args)
     world = World.from_environment()
@@ -55,6 +55,7 @@ def main(args: Args) -> None:
         work(args, world, world.device(pick_device(args.device)))
     finally:
         leave()
+    return 0
 
 
 def work(args: Args, world: World, device: torch.device) -> None:

@@ -39,7 +39,10 @@ def overview() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 2 for anything that the user can mend."""
+    """Run one command; the exit status is 2 for anything that the user can mend.
+
+    It is 1 where a command has done its work, but some of its samples are not finite.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
         print(overview())
@@ -68,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            command.main(rest)
+            status = command.main(rest) or 0
         sys.stdout.flush()
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
@@ -84,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"jacobiflow {name}: stopped", file=sys.stderr)
         return 130
-    return 0
+    return int(status)
 
 
 def _complain(name: str, error: Exception) -> int:

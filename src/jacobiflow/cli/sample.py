@@ -35,6 +35,7 @@ from jacobiflow.data.pictures import as_images, save_grid
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.nonfinite import describe, nonfinite_rows, remedy
 
 SWEPT = ("uniform", "selective")  # the plans that take --tol and --init
 NAMED = ("sequential", *SWEPT, "auto")
@@ -100,15 +101,14 @@ class Args:
     """Job: threads of each process. Left out: 1; use more processes instead."""
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run the command."""
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is 1 if samples are not finite."""
     args = parse(Args, argv, command="sample")
     check(args)
     if is_job(args):
         from jacobiflow.cli import job  # locks need a Unix
 
-        job.main(args)
-        return
+        return job.main(args)
     flow = load(args.model, device=pick_device(args.device))
     guide = Guidance(weight=args.guidance, annealed=args.annealed, what=args.guide, attn_temp=args.attn_temp)
     check_model(args, flow)
@@ -139,7 +139,7 @@ def main(argv: Sequence[str]) -> None:
         condition=condition,
         progress=lambda text: note(f"decoding {text}"),
     )
-    files = write(args, flow, labels, {p: outs[p] for p in args.plan})
+    files, lost = write(args, flow, labels, {p: outs[p] for p in args.plan})
     few = z[:8]
     note("measuring how sweeps approach the exact answer")
     found = convergence(flow, few, guidance=guide, **condition(len(few)))
@@ -155,12 +155,14 @@ def main(argv: Sequence[str]) -> None:
         "device": str(z.device),
         "repeats": args.repeats,
         "rows": [as_json(asdict(r)) for r in rows],
+        "nonfinite": lost,
         "files": [*files, "convergence.png"],
     }
     text = json.dumps(doc, indent=2, allow_nan=False) + "\n"
     (args.out / "report.json").write_text(text, encoding="utf-8")
     names = ", ".join([*files, "convergence.png", "report.json"])
     report(doc, f"{show(rows)}\n\nwritten to {args.out}: {names}", as_json=args.json)
+    return exit_status("sample", lost, args.n, remedy(guide, z.dtype))
 
 
 def is_job(args: Args) -> bool:
@@ -215,19 +217,27 @@ def check_memory(args: Args, flow: Flow) -> None:
         )
 
 
-def write(args: Args, flow: Flow, labels: Tensor | None, outs: dict[str, Decoded]) -> list[str]:
-    """Samples and grids; returns the names of the files."""
-    files = []
+def write(args: Args, flow: Flow, labels: Tensor | None, outs: dict[str, Decoded]) -> tuple[list[str], int]:
+    """Samples and grids; returns the names of the files, and how many samples are not finite by some plan."""
+    files, lost = [], torch.zeros(args.n, dtype=torch.bool)
     arrays: dict[str, Any] = {} if labels is None else {"labels": labels.numpy()}
     for name, out in zip(stems(list(outs)), outs.values(), strict=True):
         x = denoised(flow, out.x, labels) if args.denoise else out.x
         arrays[name] = x.cpu().numpy()
+        lost |= nonfinite_rows(x)
         images = as_images(x)
         if images is not None:
             save_grid(images[:400], args.out / f"{name}.png", columns=columns(len(images), args.labels))
             files.append(f"{name}.png")
     np.savez_compressed(args.out / "samples.npz", **arrays)
-    return [*files, "samples.npz"]
+    return [*files, "samples.npz"], int(lost.sum())
+
+
+def exit_status(command: str, lost: int, n: int, advice: str) -> int:
+    """1, and a line that says why, if samples are not finite; else 0."""
+    if lost:
+        note(f"jacobiflow {command}: {describe(lost, n, advice)}")
+    return int(lost > 0)
 
 
 def denoised(flow: Flow, x: Tensor, labels: Tensor | None, batch: int = 64) -> Tensor:
@@ -269,7 +279,7 @@ def show(rows: Sequence[Row]) -> str:
             " ".join(f"{s:.0f}" if s == round(s) else f"{s:.1f}" for s in r.sweeps),
             f"{r.largest:.2g}",
             f"{r.mean:.2g}",
-            r.status.lower(),
+            r.summary,
         )
         for r in rows
     ]

@@ -16,6 +16,11 @@ def nonfinite_rows(x: Tensor) -> Tensor:
     return ~x.detach().isfinite().flatten(1).all(1).cpu()
 
 
+def describe(lost: int, n: int, advice: str) -> str:
+    """What is wrong and what to do, in one line."""
+    return f"{lost:,} of {n:,} samples are not finite: {advice}"
+
+
 def remedy(guidance: float | Guidance, dtype: torch.dtype) -> str:
     """What to do about samples whose noise is finite.
 
@@ -39,4 +44,4 @@ def warn_of_nonfinite(x: Tensor, z: Tensor, guidance: float | Guidance) -> None:
     if noise:
         replace = f"replace the {noise} rows of z that are not finite"
         advice = replace if noise == lost else f"{replace}; for the others, {advice}"
-    warnings.warn(f"{lost} of {len(x)} samples are not finite: {advice}", RuntimeWarning, stacklevel=3)
+    warnings.warn(describe(lost, len(x), advice), RuntimeWarning, stacklevel=3)
