@@ -84,6 +84,19 @@ def maf(by: float, seed: int = 0, **options: Any) -> jf.Flow:
     return perturb(jf.MAF(jf.MAFConfig(**(shape | options))), by, seed)
 
 
+def overflowing(features: int = 4) -> jf.Flow:
+    """A MAF whose samples overflow where the last number of the noise is positive, and else do not."""
+    flow = maf(1.0, features=features, blocks=2, hidden=(6,), scale="exp").float()
+    net: Any = flow.blocks[1]  # next to the noise; it goes backwards
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+        unit = net.degrees[1].tolist().index(1)
+        net.linears[0].weight[unit, 0] = 1.0
+        net.head.weight[2, unit] = 1e6  # log-scale of its second position
+    return flow
+
+
 G = jf.Guidance
 MAKERS = {
     "tarflow": lambda: Subject(tarflow(0.2)),

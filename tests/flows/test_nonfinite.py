@@ -11,23 +11,15 @@ import pytest
 import torch
 
 import jacobiflow as jf
+import subjects
 from jacobiflow.analysis.compare import compare
 from jacobiflow.analysis.convergence import convergence
-from subjects import maf, tarflow
+from subjects import tarflow
 
 
 @pytest.fixture
 def overflowing() -> jf.Flow:
-    """Samples whose last number of noise is positive overflow, the others are finite."""
-    flow = maf(1.0, features=4, blocks=2, hidden=(6,), scale="exp").float()
-    with torch.no_grad():
-        for p in flow.blocks[1].parameters():
-            p.zero_()
-        net = flow.blocks[1]  # next to the noise
-        unit = net.degrees[1].tolist().index(1)
-        net.linears[0].weight[unit, 0] = 1.0
-        net.head.weight[2, unit] = 1e6  # log-scale of its second position; it goes backwards
-    return flow
+    return subjects.overflowing()
 
 
 def noise(flow: jf.Flow, bad: int, n: int = 6) -> torch.Tensor:

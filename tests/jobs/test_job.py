@@ -182,7 +182,7 @@ def test_how_samples_ended_is_told(job: Any, tmp_path: Path) -> None:
     flow.save(tmp_path / "bad")
     status, out, _ = job(tmp_path / "out", "-n", 5, "--format", "npz", "--json", model=tmp_path / "bad")
     doc = json.loads(out)
-    assert (status, doc["status"], doc["made"], doc["settings"]["n"]) == (0, {"NONFINITE": 5}, 1, 5)
+    assert (status, doc["status"], doc["made"], doc["settings"]["n"]) == (1, {"NONFINITE": 5}, 1, 5)
 
 
 # What is found again

@@ -15,17 +15,18 @@ import torch
 
 from jacobiflow import __version__
 from jacobiflow.cli.options import label_cycle, note, pick_device, report
-from jacobiflow.cli.sample import Args, check_model
+from jacobiflow.cli.sample import Args, check_model, exit_status
 from jacobiflow.core.memory import refuse
 from jacobiflow.core.plan import Plan
 from jacobiflow.data.pictures import as_images
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import PLANS, Flow
+from jacobiflow.flows.nonfinite import remedy
 from jacobiflow.jobs.batch import find_batch, find_shard, size
 from jacobiflow.jobs.manifest import Job, JobError, Settings, fingerprint, versions
 from jacobiflow.jobs.progress import done
 from jacobiflow.jobs.runner import Outcome, clear, run
-from jacobiflow.jobs.shards import turn
+from jacobiflow.jobs.shards import RECORDS, turn
 from jacobiflow.training.lock import Lock
 from jacobiflow.training.world import World, leave
 
@@ -48,17 +49,16 @@ def check(args: Args) -> None:
 
 
 def main(args: Args) -> int:
-    """Run the job of these options, or go on with it."""
+    """Run the job of these options, or go on with it; the exit status is 1 if samples are not finite."""
     check(args)
     world = World.from_environment()
     try:
-        work(args, world, world.device(pick_device(args.device)))
+        return work(args, world, world.device(pick_device(args.device)))
     finally:
         leave()
-    return 0
 
 
-def work(args: Args, world: World, device: torch.device) -> None:
+def work(args: Args, world: World, device: torch.device) -> int:
     """What each process does: the first one settles what is to be done, then all do their share."""
     with ExitStack() as held:
         lead = Leader(args, device, world.near, held)
@@ -67,8 +67,11 @@ def work(args: Args, world: World, device: torch.device) -> None:
         if world.leader:
             announce(args, job, world, device)
         outcome = run(job, flow, args.out, world, versions(device, __version__))
-    if outcome is not None:
-        tell(args, job, outcome)
+    if outcome is None:
+        return 0
+    tell(args, job, outcome)
+    advice = remedy(job.settings.guidance, next(flow.parameters()).dtype)
+    return exit_status("sample", outcome.nonfinite, job.settings.n, advice)
 
 
 def announce(args: Args, job: Job, world: World, device: torch.device) -> None:
@@ -215,6 +218,9 @@ def tell(args: Args, job: Job, outcome: Outcome) -> None:
     made = f"{outcome.made:,} of them made now" if outcome.made else "all of them found whole"
     counts = ", ".join(f"{count:,} {name.lower()}" for name, count in outcome.status.items())
     lines = [f"{job.settings.n:,} samples in {outcome.shards:,} shards of {args.out}, {made}", counts]
+    if outcome.nonfinite:
+        what = "has no PNG" if job.settings.format == "png" else "is NaN in its shard"
+        lines.append(f'a nonfinite sample {what}; its record in {RECORDS} lists it under "nonfinite"')
     if outcome.smaller:
         lines.append(f"memory ran out in {outcome.smaller:,} shards: their records give the smaller batches")
     report(doc, "\n".join(lines), as_json=args.json)

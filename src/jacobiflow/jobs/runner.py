@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.memory import out_of_memory
-from jacobiflow.core.types import STATUSES
+from jacobiflow.core.types import STATUSES, Status
 from jacobiflow.flows.checkpoint import write_atomically
 from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.nonfinite import nonfinite_rows
 from jacobiflow.jobs.manifest import FILE, Job, JobError
 from jacobiflow.jobs.progress import Progress, done
 from jacobiflow.jobs.shards import PARTIAL, RECORDS, SHARDS, Record, Shard, finish, turn
@@ -32,6 +33,7 @@ class Outcome:
     shards: int
     made: int  # shards that this run has made, over all processes
     status: dict[str, int]  # how many samples ended how
+    nonfinite: int  # samples that are NaN, or have no PNG
     smaller: int  # shards that were decoded in smaller batches because memory ran out
 
 
@@ -66,7 +68,7 @@ def run(job: Job, flow: Flow, folder: Path, world: World, versions: dict[str, st
 def _check(job: Job, folder: Path, shard: Shard) -> list[tuple[int, int]]:
     """The number of a shard that must be made, and its batch size; nothing if it is there and whole."""
     record = Record.read(folder, shard)
-    if record is not None and record.holds(folder):
+    if record is not None and record.holds(folder, shard):
         return []
     (folder / shard.record).unlink(missing_ok=True)
     return [(shard.number, record.batch if record else job.batch)]
@@ -98,7 +100,13 @@ def _make(job: Job, flow: Flow, folder: Path, shard: Shard, batch: int, versions
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     with saying(folder):
-        finish(folder, shard, shard.encode(x, labels), batch=batch, status=dict(status), versions=versions)
+        about = {
+            "batch": batch,
+            "status": dict(status),
+            "nonfinite": shard.nonfinite(x),
+            "versions": versions,
+        }
+        finish(folder, shard, shard.encode(x, labels), **about)
 
 
 @contextmanager
@@ -113,7 +121,10 @@ def saying(folder: Path) -> Iterator[None]:
 
 
 def draw(job: Job, flow: Flow, shard: Shard, batch: int) -> tuple[Tensor, Tensor | None, Counter[str]]:
-    """A shard's samples on the CPU, their labels, and how many ended how."""
+    """A shard's samples on the CPU, their labels, and how many ended how.
+
+    A sample that is not finite, be it by denoising, is NaN throughout and counts as NONFINITE.
+    """
     ask, parts, status = job.settings, [], Counter[str]()
     options: dict[str, Any] = {"guidance": ask.guide_options()} if ask.guidance else {}
     for first in range(shard.first, shard.first + shard.count, batch):
@@ -121,18 +132,21 @@ def draw(job: Job, flow: Flow, shard: Shard, batch: int) -> tuple[Tensor, Tensor
         labels = turn(ask.labels, first, count)
         z = flow.noise(count, ask.seed, start=first)
         out = flow.decode(z, job.plan, labels=labels, warn=False, **options)
-        parts.append((flow.denoise(out.x, labels=labels) if ask.denoise else out.x).cpu())
-        ends = zip(*(b.status for b in out.stats.blocks), strict=True)
-        status.update(max(found, key=lambda s: s.rank).name for found in ends)
+        x = (flow.denoise(out.x, labels=labels) if ask.denoise else out.x).cpu()
+        ends = zip(*(b.status for b in out.stats.blocks), nonfinite_rows(x).tolist(), strict=True)
+        found = [Status.NONFINITE if lost else max(s, key=lambda s: s.rank) for *s, lost in ends]
+        x[torch.tensor([s is Status.NONFINITE for s in found])] = float("nan")
+        parts.append(x)
+        status.update(s.name for s in found)
     return torch.cat(parts), turn(ask.labels, shard.first, shard.count), status
 
 
 def _close(job: Job, folder: Path, made: int) -> Outcome:
     """All shards are there: write the sums of all files, in the format of sha256sum."""
-    status, smaller = Counter[str](), 0
+    status, nonfinite, smaller = Counter[str](), 0, 0
 
     def sums(path: str) -> None:
-        nonlocal smaller
+        nonlocal nonfinite, smaller
         with open(path, "w", encoding="utf-8") as f:
             for number in range(job.count):
                 record = Record.read(folder, job.part(number))
@@ -140,9 +154,11 @@ def _close(job: Job, folder: Path, made: int) -> Outcome:
                     raise JobError(f"shard {number} of {folder} has gone; the same command makes it again")
                 f.writelines(f"{value}  {name}\n" for name, value in record.files.items())
                 status.update(record.status)
+                nonfinite += len(record.nonfinite)
                 smaller += record.batch < job.batch
 
     with saying(folder):
         write_atomically(folder / SUMS, sums)
         shutil.rmtree(folder / PARTIAL)
-    return Outcome(job.count, made, {s.name: status[s.name] for s in STATUSES if status[s.name]}, smaller)
+    ends = {s.name: status[s.name] for s in STATUSES if status[s.name]}
+    return Outcome(job.count, made, ends, nonfinite, smaller)

@@ -9,9 +9,9 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from jacobiflow.core.records import parse_json, read_text
 from jacobiflow.core.types import Status
 from jacobiflow.data.pictures import as_images, to_pixels
+from jacobiflow.flows.nonfinite import nonfinite_rows
 
 Format = Literal["npz", "safetensors", "png"]
 NAMES = {status.name for status in Status}
@@ -48,19 +49,26 @@ class Shard:
         """Where its record is, seen from the job's folder."""
         return f"{RECORDS}/{self.name}.json"
 
-    def files(self, labelled: bool) -> list[str]:
-        """Where its samples are, seen from the job's folder."""
+    def files(self, labelled: bool, nonfinite: Collection[int] = ()) -> list[str]:
+        """Where its samples are, seen from the job's folder; a nonfinite sample has no PNG."""
         if self.format != "png":
             return [f"{SHARDS}/{self.name}.{self.format}"]
         folder = f"{SHARDS}/{self.name}"
-        names = [f"{folder}/{i:09d}.png" for i in range(self.first, self.first + self.count)]
+        kept = (i for i in range(self.first, self.first + self.count) if i not in nonfinite)
+        names = [f"{folder}/{i:09d}.png" for i in kept]
         return [*names, f"{folder}/metadata.csv"] if labelled else names
+
+    def nonfinite(self, x: Tensor) -> list[int]:
+        """The numbers of the samples in x that are not finite."""
+        return [self.first + i for i, lost in enumerate(nonfinite_rows(x).tolist()) if lost]
 
     def encode(self, x: Tensor, labels: Tensor | None) -> dict[str, bytes]:
         """The content of each of its files."""
-        names = self.files(labels is not None)
+        names = self.files(labels is not None, set(self.nonfinite(x)))
         if self.format == "png":
-            return dict(zip(names, _pictures(x, names, labels), strict=True))
+            kept = ~nonfinite_rows(x)
+            pictures = _pictures(x[kept], names, None if labels is None else labels[kept])
+            return dict(zip(names, pictures, strict=True))
         arrays = {"x": x.numpy(), "index": np.arange(self.first, self.first + self.count)}
         if labels is not None:
             arrays["labels"] = labels.numpy()
@@ -95,6 +103,7 @@ class Record:
     files: dict[str, str]  # SHA-256 of each
     status: dict[str, int]  # how many samples ended how
     versions: dict[str, str]
+    nonfinite: list[int] = field(default_factory=list)  # samples that are NaN, or have no PNG
 
     @classmethod
     def read(cls, folder: Path, shard: Shard) -> Record | None:
@@ -107,17 +116,23 @@ class Record:
             found = cls(**doc)
             fits = (found.first, found.count) == (shard.first, shard.count) and found.batch > 0
             fits = fits and found.status.keys() <= NAMES and sum(found.status.values()) == shard.count
-            known = shard.files(False), shard.files(True)
+            lost = set(found.nonfinite)
+            fits = fits and lost <= set(range(shard.first, shard.first + shard.count))
+            fits = fits and found.status.get("NONFINITE", 0) == len(lost) == len(found.nonfinite)
+            known = shard.files(False, lost), shard.files(True, lost)
             return found if fits and list(found.files) in known else None
         except (OSError, TypeError, AttributeError, ValueError):
             return None
 
-    def holds(self, folder: Path) -> bool:
-        """Whether the files are those that were written."""
+    def holds(self, folder: Path, shard: Shard) -> bool:
+        """Whether the files are those that were written, and no others."""
         try:
-            places = {(folder / name).parent for name in self.files}
-            return not any(place.is_symlink() for place in places) and all(
-                _digest(folder / name) == value for name, value in self.files.items()
+            places = {(folder / name).parent for name in shard.files(False)}
+            others = (folder / name for name in shard.files(False) if name not in self.files)
+            return (
+                not any(map(os.path.islink, places))
+                and not any(map(os.path.lexists, others))
+                and all(_digest(folder / name) == value for name, value in self.files.items())
             )
         except OSError:
             return False
@@ -128,6 +143,10 @@ def finish(folder: Path, shard: Shard, contents: Mapping[str, bytes], **about: A
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
     record = Record(first=shard.first, count=shard.count, files=sums, **about)
     write(folder, contents)
+    for name in shard.files(False):  # an older PNG of a sample that is not finite
+        if name not in contents:
+            _refuse_link((folder / name).parent)
+            (folder / name).unlink(missing_ok=True)
     write(folder, {shard.record: (json.dumps(asdict(record), indent=1) + "\n").encode()})
     return record
 
@@ -144,8 +163,7 @@ def write(folder: Path, contents: Mapping[str, bytes]) -> None:
             sync(source)
         for target in {target.parent for _, target in moves}:
             target.mkdir(parents=True, exist_ok=True)
-            if target.is_symlink():
-                raise OSError(errno.ELOOP, f"{target} is a link, and a job writes into its own folder only")
+            _refuse_link(target)
         for source, target in moves:
             os.replace(source, target)
         for place in {place for _, target in moves for place in target.parents[:2]}:
@@ -155,6 +173,11 @@ def write(folder: Path, contents: Mapping[str, bytes]) -> None:
             with suppress(OSError):
                 source.unlink(missing_ok=True)
         raise
+
+
+def _refuse_link(place: Path) -> None:
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, f"{place} is a link, and a job writes into its own folder only")
 
 
 def sync(path: Path) -> None:
