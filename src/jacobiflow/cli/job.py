@@ -25,7 +25,7 @@ from jacobiflow.flows.nonfinite import remedy
 from jacobiflow.jobs.batch import find_batch, find_shard, size
 from jacobiflow.jobs.manifest import Job, JobError, Settings, fingerprint, versions
 from jacobiflow.jobs.progress import done
-from jacobiflow.jobs.runner import Outcome, clear, run
+from jacobiflow.jobs.runner import Outcome, clear, refuse_others, run
 from jacobiflow.jobs.shards import RECORDS, turn
 from jacobiflow.training.lock import Lock
 from jacobiflow.training.world import World, leave
@@ -131,7 +131,8 @@ class Leader:
             dtype=str(next(flow.parameters()).dtype).removeprefix("torch."),
             versions=versions(self.device, __version__),
             revision=flow.revision,
-        )
+        ).signed()
+        refuse_others(job, args.out, new=True)
         room(flow, job, args.out)
         job.save(args.out)
         return job
@@ -139,6 +140,7 @@ class Leader:
     def resume(self, old: Job, asked: Settings) -> Job:
         """The job that is there, if it is the one that is asked for."""
         old.compare(asked, fingerprint(self.flow), self.args.out)
+        refuse_others(old, self.args.out, new=False)
         own = versions(self.device, __version__)
         changed = [f"{k} {v}, now {own.get(k)}" for k, v in old.versions.items() if own.get(k) != v]
         if changed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from jacobiflow.jobs.shards import Format, Shard
 
 FILE = "manifest.json"
 FORMAT = "jacobiflow-samples"
+VERSION = 2  # 1: without a digest
 
 
 class JobError(JacobiflowError):
@@ -74,6 +75,7 @@ class Job:
     dtype: str
     versions: dict[str, str]
     revision: str | None = None  # of a model from the hub
+    digest: str = ""  # of all that decides the bits of a sample; every shard's record repeats it
 
     def __post_init__(self) -> None:
         if min(self.batch, self.shard, self.settings.n, self.settings.threads) < 1:
@@ -87,22 +89,35 @@ class Job:
     def part(self, number: int) -> Shard:
         """Shard `number`."""
         first = number * self.shard
-        return Shard(number, first, min(self.shard, self.settings.n - first), self.settings.format)
+        count = min(self.shard, self.settings.n - first)
+        return Shard(number, first, count, self.settings.format, self.digest)
+
+    def signed(self) -> Job:
+        """The job with its digest: equal for jobs that would make the same shards from equal versions.
+
+        It is made once and kept in the manifest, so that a later version may describe plans in another way.
+        """
+        asked = asdict(self.settings)
+        for name in ("plan", "tol", "init", "batch", "shard"):  # what they became counts
+            del asked[name]
+        made = {"plan": _methods(self.plan), "batch": self.batch, "shard": self.shard}
+        return replace(self, digest=_checksum(asked | made | {"weights": self.weights, "dtype": self.dtype}))
 
     def to_json(self) -> str:
         """As text that `from_json` reads; what a plan says about itself is left out."""
-        plan = json.loads(Plan(self.plan.methods).to_json())
-        doc = {"format": FORMAT, "version": 1, **asdict(self), "plan": plan}
+        doc = {"format": FORMAT, "version": VERSION, **asdict(self), "plan": _methods(self.plan)}
         return json.dumps(doc | {"checksum": _checksum(doc)}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         """The job of `to_json`; a RecordError says what is wrong with any other text."""
         doc = parse_json(text)
-        if not isinstance(doc, dict) or doc.get("format") != FORMAT or doc.get("version") != 1:
-            raise RecordError(f'it is not a manifest ("format": "{FORMAT}", "version": 1)')
+        if not isinstance(doc, dict) or doc.get("format") != FORMAT or doc.get("version") not in (1, VERSION):
+            raise RecordError(f'it is not a manifest ("format": "{FORMAT}", "version": {VERSION})')
         if doc.pop("checksum", None) != _checksum(doc):
             raise RecordError("its checksum is wrong")
+        if doc["version"] == 1:
+            doc["digest"] = ""
         plain: dict[str, Any] = {f.name: doc[f.name] for f in fields(cls)}
         plain["settings"] = build(Settings, plain["settings"], "settings")
         plain["plan"] = Plan.from_json(json.dumps(plain["plan"]))
@@ -172,6 +187,11 @@ def _capability() -> str:
 
 def _checksum(doc: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(doc, sort_keys=True).encode()).hexdigest()
+
+
+def _methods(plan: Plan) -> Any:
+    """A plan as plain data, without what it says about itself."""
+    return json.loads(Plan(plan.methods).to_json())
 
 
 def _say(value: Any) -> str:

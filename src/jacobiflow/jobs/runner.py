@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -46,6 +47,29 @@ def clear(folder: Path) -> None:
         (folder / name).mkdir(mode=mode, exist_ok=True)
         if (folder / name).is_symlink():
             raise JobError(f"{folder / name} is a link, and a job writes into its own folder only: remove it")
+
+
+def refuse_others(job: Job, folder: Path, *, new: bool) -> None:
+    """Refuse a folder with shards of another job: they would be overwritten, or mixed with this one's.
+
+    new: there was no manifest, so that each shard needs a record which says that it is of this very job.
+    Otherwise what is damaged is made again, and only a record of another job is refused.
+    """
+    for path in sorted(p for place in (RECORDS, SHARDS) for p in (folder / place).glob("[!.]*")):
+        if new and not _own(job, folder, path):
+            raise JobError(
+                f"{folder} has no {FILE}, and {path.relative_to(folder)} is not of this job: "
+                f"restore the {FILE} of its job, or use a new --out"
+            )
+        record = Record.load(path) if path.parent.name == RECORDS else None
+        if record is not None and record.job != job.digest:
+            raise JobError(f"{path} is of another job: move it away with its shard, or use a new --out")
+
+
+def _own(job: Job, folder: Path, path: Path) -> bool:
+    """Whether a file of `folder` is the record or the content of one of the job's finished shards."""
+    number = int(path.stem) if re.fullmatch("[0-9]{6,10}", path.stem) else job.count
+    return number < job.count and Record.read(folder, job.part(number)) is not None
 
 
 def run(job: Job, flow: Flow, folder: Path, world: World, versions: dict[str, str]) -> Outcome | None:

@@ -39,6 +39,7 @@ class Shard:
     first: int
     count: int
     format: Format
+    job: str  # digest of the job that it belongs to
 
     @property
     def name(self) -> str:
@@ -104,16 +105,23 @@ class Record:
     status: dict[str, int]  # how many samples ended how
     versions: dict[str, str]
     nonfinite: list[int] = field(default_factory=list)  # samples that are NaN, or have no PNG
+    job: str = ""  # digest of the job; "" in jobs begun by version 0.1
+
+    @classmethod
+    def load(cls, path: Path) -> Record | None:
+        """The record at `path`, if there is one."""
+        try:
+            return None if path.is_symlink() else cls(**parse_json(read_text(path)))
+        except (OSError, TypeError, ValueError):
+            return None
 
     @classmethod
     def read(cls, folder: Path, shard: Shard) -> Record | None:
         """The record of `shard`, if it has one that can be that shard's."""
-        path = folder / shard.record
+        found = cls.load(folder / shard.record)
+        if found is None or found.job != shard.job:
+            return None
         try:
-            if path.is_symlink():
-                return None
-            doc = parse_json(read_text(path))
-            found = cls(**doc)
             fits = (found.first, found.count) == (shard.first, shard.count) and found.batch > 0
             fits = fits and found.status.keys() <= NAMES and sum(found.status.values()) == shard.count
             lost = set(found.nonfinite)
@@ -121,7 +129,7 @@ class Record:
             fits = fits and found.status.get("NONFINITE", 0) == len(lost) == len(found.nonfinite)
             known = shard.files(False, lost), shard.files(True, lost)
             return found if fits and list(found.files) in known else None
-        except (OSError, TypeError, AttributeError, ValueError):
+        except (TypeError, AttributeError):
             return None
 
     def holds(self, folder: Path, shard: Shard) -> bool:
@@ -141,7 +149,7 @@ class Record:
 def finish(folder: Path, shard: Shard, contents: Mapping[str, bytes], **about: Any) -> Record:
     """Write a shard: its files first, its record last, each in one step and down to the disk."""
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
-    record = Record(first=shard.first, count=shard.count, files=sums, **about)
+    record = Record(first=shard.first, count=shard.count, files=sums, job=shard.job, **about)
     write(folder, contents)
     for name in shard.files(False):  # an older PNG of a sample that is not finite
         if name not in contents:
