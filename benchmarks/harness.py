@@ -105,7 +105,7 @@ def floor(flow: jf.Flow, n: int) -> float:
 def one_sweep(flow: jf.Flow, z: Tensor, **condition: Any) -> float:
     """Seconds of one sweep a block."""
     plan = jf.Plan((jf.Method(max_sweeps=1),) * len(flow.blocks))
-    return median(lambda: flow.decode(z, plan, on_failure="return", **condition))
+    return median(lambda: flow.decode(z, plan, on_failure="return", warn=False, **condition))
 
 
 def median(run: Callable[[], object], repeats: int = REPEATS) -> float:
