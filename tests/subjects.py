@@ -7,7 +7,8 @@ these are perturbed until sweeps have work to do; `test_laws.py` checks that the
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -55,6 +56,46 @@ class Subject:
         """Block i in sampling order, bound for n rows."""
         condition = self.flow._condition(n, **({"labels": None, "context": None} | self.condition(n)))
         return self.flow.bind(len(self.flow.blocks) - 1 - i, condition, self.guidance)
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """A block over data c x and latents s_t z_t, of `block` over x and z. Give c and s as powers of two."""
+
+    block: jf.Block
+    c: float
+    s: Tensor  # [T]
+
+    @property
+    def length(self) -> int:
+        return self.block.length
+
+    @property
+    def rows(self) -> int | None:
+        return self.block.rows
+
+    def select(self, rows: Tensor) -> Rescaled:
+        return replace(self, block=self.block.select(rows))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.block.tensors()
+
+    def new_cache(self, n: int) -> Any:
+        return self.block.new_cache(n)
+
+    def params(self, x: Tensor, lo: int, hi: int, cache: Any = None) -> Tensor:
+        theta = self.block.params(x / self.c, lo, hi, cache)
+        return torch.cat((theta, self.s[None, lo:hi, None].expand(len(x), -1, 1)), -1)
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        s = theta[..., -1:]
+        z, slope = self.block.forward(x / self.c, theta[..., :-1])
+        return z * s, slope - math.log(self.c) + s.log()
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        s = theta[..., -1:]
+        x, slope = self.block.inverse(z / s, theta[..., :-1])
+        return x * self.c, slope + math.log(self.c) - s.log()
 
 
 def perturb(flow: jf.Flow, scale: float, seed: int = 0) -> jf.Flow:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from subjects import NAMES, Subject, subject
+from subjects import NAMES, Rescaled, Subject, subject
 
 N = 6
 WIDTHS = (1, 2, 3, 7, None)
@@ -193,3 +193,57 @@ def test_residual_says_how_exact_the_answer_is(one: Subject) -> None:
     assert worst(loose.stats.residual, (found - z).abs().flatten(1).amax(1)) < 1e-12
     assert loose.stats.residual.min() > 1e-9
     assert one.decode(z, "uniform", tol=0.1).stats.residual is None
+
+
+RELATIVE = [name for name in NAMES if name.startswith(("maf", "nsf"))]
+
+
+def test_the_unit_is_the_familys(one: Subject, request: pytest.FixtureRequest) -> None:
+    relative = request.node.callspec.params["one"] in RELATIVE
+    assert {m.unit for m in one.flow.plan("uniform")} == {"relative" if relative else "absolute"}
+
+
+def rescaled(
+    one: Subject, c: float, s: torch.Tensor, unit: str, **method: object
+) -> tuple[jf.Decoded, jf.Decoded]:
+    """A block decoded as it is, and with data c times and latents s times as large.
+
+    Both in the wrapper: torch rounds a softmax by how its input lies in memory.
+    """
+    how = jf.Method(init="zeros", unit=unit, **method)
+    block, z = one.block(1, N), one.flow.noise(N, seed=11)[..., None]
+    plain = jf.decode(Rescaled(block, 1.0, torch.ones_like(s)), z, how)
+    return plain, jf.decode(Rescaled(block, c, s), z * s[:, None], how)
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+@pytest.mark.parametrize(("width", "tol"), [(None, 0.0), (None, 1e-4), (4, 1e-2)])
+@pytest.mark.parametrize("power", [-20, 20])
+def test_the_scale_of_the_data_does_not_matter(name: str, width: int | None, tol: float, power: int) -> None:
+    one = subject(name)
+    s = torch.ones(one.length, dtype=torch.float64)
+    plain, out = rescaled(one, 2.0**power, s, "relative", width=width, tol=tol)
+    assert torch.equal(out.x, plain.x * 2.0**power)
+    assert out.stats.blocks[0].status == plain.stats.blocks[0].status
+    assert torch.equal(out.stats.blocks[0].sweeps, plain.stats.blocks[0].sweeps)
+    assert worst(out.log_det, plain.log_det + one.length * power * math.log(2)) < 1e-9
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+@pytest.mark.parametrize(("width", "tol"), [(None, 0.0), (None, 1e-4), (4, 1e-2)])
+def test_the_scales_of_the_latents_do_not_matter(name: str, width: int | None, tol: float) -> None:
+    one = subject(name)
+    powers = torch.randint(-20, 11, (one.length,), generator=torch.Generator().manual_seed(0))
+    s = 2.0 ** powers.double()
+    plain, out = rescaled(one, 1.0, s, "relative", width=width, tol=tol)
+    assert torch.equal(out.x, plain.x)
+    assert out.stats.blocks[0].status == plain.stats.blocks[0].status
+
+
+def test_absolute_changes_depend_on_the_scale() -> None:
+    """Else the two laws above would say nothing."""
+    one = subject("maf-affine")
+    s = torch.ones(one.length, dtype=torch.float64)
+    plain, out = rescaled(one, 2.0**-20, s, "absolute", tol=1e-4)
+    assert (out.stats.blocks[0].sweeps < plain.stats.blocks[0].sweeps).all()
+    assert worst(out.x * 2.0**20, plain.x) > 0.1

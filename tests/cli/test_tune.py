@@ -30,7 +30,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trial(width: int | None, tol: float, seconds: float, off: float | None, rows: int) -> dict[str, Any]:
-    method = {"width": width, "tol": tol, "max_sweeps": None, "init": "previous"}
+    method = {"width": width, "tol": tol, "max_sweeps": None, "init": "previous", "unit": "absolute"}
     return method | {"seconds": seconds, "deviation": off, "rows": rows}
 
 
@@ -47,7 +47,7 @@ TRIED = [
 ]
 MEASURED = {"seconds": 0.15, "sequential_seconds": 0.21, "speedup": 1.4, "predicted_speedup": 1.333}
 PLAN = jf.Plan(
-    (jf.Method(width=1), jf.Method(tol=0.05)),
+    (jf.Method(width=1, unit="absolute"), jf.Method(tol=0.05, unit="absolute")),
     about={"measured": MEASURED | {"deviation": 0.031, "rows": 128}, "tried": TRIED},
 )
 

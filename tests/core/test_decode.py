@@ -359,6 +359,8 @@ def test_status_is_advice() -> None:
         ("tol", "1"),
         ("max_sweeps", 0),
         ("init", "x"),
+        ("unit", "x"),
+        ("unit", True),
     ],
 )
 def test_a_method_refuses_nonsense(field: str, value: object) -> None:

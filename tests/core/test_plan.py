@@ -16,6 +16,7 @@ METHODS = st.builds(
     tol=st.floats(0, 1e6),
     max_sweeps=st.none() | st.integers(1, 10_000),
     init=st.sampled_from(["zeros", "noise", "previous"]),
+    unit=st.sampled_from([None, "absolute", "relative"]),
 )
 
 
@@ -35,9 +36,39 @@ def test_named_plans() -> None:
     assert [m.width for m in jf.Plan.uniform(2, tol=0.1)] == [None, None]
     assert len(jf.Plan.selective(1, tol=0.5)) == 1
     tarflow, maf = subject("tarflow").flow, subject("maf-exp").flow
-    assert tarflow.plan("selective") == jf.Plan.selective(3, tol=0.5, init=tarflow.default_init)
-    assert maf.plan("selective") == jf.Plan.uniform(3, tol=1e-4, init=maf.default_init)
-    assert maf.plan("uniform", tol=0.1, init="zeros") == jf.Plan.uniform(3, tol=0.1, init="zeros")
+    selective = jf.Plan.selective(3, tol=0.5, init="previous")
+    assert tarflow.plan("selective") == selective.in_unit("absolute")
+    assert maf.plan("selective") == jf.Plan.uniform(3, tol=1e-4, init="previous").in_unit("relative")
+    uniform = jf.Plan.uniform(3, tol=0.1, init="noise").in_unit("relative")
+    assert maf.plan("uniform", tol=0.1, init="noise") == uniform
+
+
+@pytest.mark.parametrize(("name", "unit"), [("tarflow", "absolute"), ("maf-exp", "relative")])
+def test_methods_without_a_unit_take_the_familys(name: str, unit: str, tmp_path: Path) -> None:
+    """Those of plan files that were written before there were units, too."""
+    flow = subject(name).flow
+    plan = jf.Plan((jf.Method(width=1), jf.Method(tol=0.1), jf.Method(tol=0.1, unit="absolute")))
+    doc = json.loads(plan.to_json())
+    assert [m.pop("unit") for m in doc["methods"]] == [None, None, "absolute"]
+    (tmp_path / "old.json").write_text(json.dumps(doc))
+    for asked, last in ((plan, "absolute"), (tmp_path / "old.json", unit)):
+        assert [m.unit for m in flow.plan(asked)] == [unit, unit, last]
+    kept = jf.Plan(plan.methods, about={"batch": 16})
+    assert flow.plan(kept).about == {"batch": 16}
+    again = tmp_path / "new.json"
+    flow.plan(plan).save(again)
+    assert [m["unit"] for m in json.loads(again.read_text())["methods"]] == [unit, unit, "absolute"]
+
+
+@pytest.mark.parametrize("name", ["maf-exp", "nsf-context"])
+def test_the_unit_of_a_plan_is_what_decodes(name: str) -> None:
+    one = subject(name)
+    z = one.flow.noise(4, seed=0)
+    sweeps = {}
+    for unit in (None, "relative", "absolute"):
+        plan = jf.Plan((jf.Method(tol=1e-3, unit=unit),) * 3)
+        sweeps[unit] = [b.sweeps.tolist() for b in one.decode(z, plan).stats.blocks]
+    assert sweeps[None] == sweeps["relative"] != sweeps["absolute"]
 
 
 def test_save_and_load(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from jacobiflow.flows import tuning
 from subjects import maf, subject, tarflow
 
 SHAPE: dict[str, Any] = {"image_size": 6, "width": 8, "head_dim": 4, "blocks": 2, "layers_per_block": 1}
-PLAN = jf.Plan((jf.Method(tol=0.01), jf.Method(width=1)))
+PLAN = jf.Plan((jf.Method(tol=0.01), jf.Method(width=1))).in_unit("absolute")
 
 
 @pytest.fixture

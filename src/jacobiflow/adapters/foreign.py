@@ -19,8 +19,9 @@ from jacobiflow.adapters.conditioner import Snapshot, State, ordinary
 from jacobiflow.adapters.masked import Network, Structure, pack, structure, with_context
 from jacobiflow.core import native
 from jacobiflow.core.bijectors import Bijector, Spline
-from jacobiflow.core.decode import ROUNDING, decode
+from jacobiflow.core.decode import decode
 from jacobiflow.core.implicit import attach
+from jacobiflow.core.stopping import ROUNDING
 from jacobiflow.core.types import Cache, Decoded, Method, Status
 from jacobiflow.flows.masked import Packed
 from jacobiflow.flows.native_masked import kind
@@ -269,15 +270,14 @@ class Solver:
         """x [n, T, 1] and log |dx/dz| [n], rows without a finite inverse as the original gives them."""
         n = len(z)
         single = Method(width=1)
-        method = Method(tol=tol)
+        method = Method(tol=tol, unit="relative")
         if block.packed:  # one position at a time is cheap: at once, or for rows not solved by sweeps soon
             at_once = compiled(self.about) or work(self.about.network, n) > BUSY
-            method = single if at_once else Method(tol=tol, max_sweeps=PATIENCE + block.length // 8)
+            method = single if at_once else replace(method, max_sweeps=PATIENCE + block.length // 8)
         out = decode(
             block,
             z,
             method,
-            relative=True,
             compact_at=COMPACT_AT if n * block.length > FEW else 0,  # few cost less to sweep than to take out
             on_failure="return" if block.packed else "fallback",
         )

@@ -88,7 +88,8 @@ def convergence(
         flow, z = copy.deepcopy(flow).double(), z.double()
         condition = {k: v.double() if _floats(v) else v for k, v in condition.items()}
     init = flow.default_init if init is None else init
-    method = Method(tol=TOL.get(z.dtype, LOOSE) if tol is None else tol, init=init)
+    tol = TOL.get(z.dtype, LOOSE) if tol is None else tol
+    method = Method(tol=tol, init=init, unit=flow.default_unit)
     found = []
     for i, layer in enumerate(exact_layers(flow, z, **condition)):
         progress(f"block {i + 1} of {len(flow.blocks)}")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core import native
+from jacobiflow.core.stopping import compare
 from jacobiflow.core.types import (
     ON_FAILURE,
     STATUSES,
@@ -37,7 +38,6 @@ from jacobiflow.core.types import (
 
 STRIKES = 3  # overflowing sweeps after which a sample is solved again with a narrower width
 CHECK_EVERY = 16  # positions between looks at whether sequentially decoded samples are finite
-ROUNDING = 8  # units in the last place within which a position stands still
 COMPACT_AT = 7 / 8  # converged rows leave the batch when this share or less is still moving
 EXACT, CONVERGED, FELL_BACK, SWEEP_LIMIT, NONFINITE = (s.rank for s in Status)
 
@@ -68,7 +68,6 @@ def decode(
     *,
     on_failure: OnFailure = "fallback",
     cache: bool = True,
-    relative: bool = False,
     compact_at: float = COMPACT_AT,
     name: int = 0,
     watch: Watcher | None = None,
@@ -79,7 +78,6 @@ def decode(
     ("fallback"), reported as a DecodingError that names block `name` ("raise"), or handed back
     as they are ("return"). A sample whose exact answer overflows raises only with "raise".
     cache: keep what the conditioner computed for settled positions; False trades time for memory.
-    relative: measure changes in units of max(|x|, |dx/dz|), for variables of any scale.
     compact_at: stopped rows leave the batch when this share of it or less still moves; 0 keeps them in it.
     watch: called with the first guess and after every sweep over the batch, which is then solved in one part;
         not for samples that are solved again with a narrower width.
@@ -91,7 +89,7 @@ def decode(
     began = time.perf_counter()
     with torch.inference_mode(), native.alone(z[: block.rows]):
         parts = _parts(block, z.detach()) if watch is None else iter([(block, z.detach())])
-        options = _Options(method, on_failure, cache, relative, compact_at, name, watch)
+        options = _Options(method, on_failure, cache, compact_at, name, watch)
         runs = [_Run(part, rows, options) for part, rows in parts]
         for run in runs:
             run.solve()
@@ -175,10 +173,9 @@ class _Rows:
         )
 
     def evaluate(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        """New values [n, hi - lo, D] and slopes [n, hi - lo] of positions lo .. hi - 1."""
+        """New values and log |dx/dz| of positions lo .. hi - 1, both [n, hi - lo, D]."""
         theta = self.block.params(self.x, lo, hi, self.cache)
-        x, slope = self.block.inverse(self.z[:, lo:hi], theta)
-        return x, _total(slope)
+        return self.block.inverse(self.z[:, lo:hi], theta)
 
     def single(self, lo: int, hi: int) -> Tensor | None:
         """Positions lo .. hi - 1 of x solved one after the other in one call, and their slopes; None where
@@ -205,7 +202,6 @@ class _Options:
     method: Method
     on_failure: OnFailure
     cache: bool
-    relative: bool
     compact_at: float
     name: int
     watch: Watcher | None
@@ -284,11 +280,12 @@ class _Run:
         moving, whole = torch.ones(len(now), dtype=torch.bool), True
         strikes = torch.zeros(len(now), dtype=torch.long)
         update = moving.double()
+        unit = self.method.unit or "absolute"
         start, swept, cost = lo, 0, 0  # every moving row has been in all sweeps so far
         for _ in range(min(hi - lo, self.method.max_sweeps or hi - lo) if len(now) else 0):
             swept, cost = swept + 1, cost + now.cost(start, hi)
             new, slope = now.evaluate(start, hi)
-            update, still = _compare(new, now.x[:, start:hi], slope if self.options.relative else None)
+            update, still = compare(new, now.x[:, start:hi], now.z[:, start:hi], slope, unit)
             exact = still >= hi - start - 1
             done = exact | (update <= self.method.tol)
             lost = None
@@ -301,7 +298,7 @@ class _Run:
                 self.lose(now, lost, over & ~head, start)
                 new = torch.where(new.isfinite(), new, first_guess(now.z, self.method.init)[:, start:hi])
                 done &= ~over
-            self.write(now, moving if lost is None else moving & ~lost, whole, start, hi, new, slope)
+            self.write(now, moving if lost is None else moving & ~lost, whole, start, hi, new, _total(slope))
             if self.options.watch is not None:
                 self.show(self.options.watch, now, now.places[moving], start, hi)
             if whole and lost is None and not bool(done.any()):  # all go on
@@ -441,25 +438,6 @@ class _Run:
         if rows.x is not self.x:
             where = rows.places.to(self.x.device)
             self.x[where], self.slope[where] = rows.x, rows.slope
-
-
-def _compare(new: Tensor, old: Tensor, slope: Tensor | None) -> tuple[Tensor, Tensor]:
-    """For each row, on the CPU (the one host synchronisation of a sweep): the largest change, and how
-    many leading positions stood still to rounding. With slopes log |dx/dz|, changes are measured in
-    units of max(|x|, |dx/dz|)."""
-    rounding = ROUNDING * torch.finfo(new.dtype).eps
-    found = native.compare(new, old, slope, rounding)
-    if found is not None:
-        return found
-    change, size = (new - old).abs_(), new.abs()
-    size = size.clamp_min_(1) if slope is None else torch.maximum(size, slope.exp().unsqueeze(-1))
-    ratio = change / size
-    still = (ratio.amax(-1) <= rounding).cumprod(1).sum(1)
-    update = (change if slope is None else ratio).amax((1, 2))
-    if new.is_cpu:
-        return update, still
-    report = torch.stack((update.double(), still.double())).cpu()
-    return report[0], report[1].long()
 
 
 def _total(slope: Tensor) -> Tensor:

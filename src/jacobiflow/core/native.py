@@ -158,7 +158,8 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     ]
     lib.jf_compare.argtypes = [
         *(c_long, c_long, c_long),  # n, w, d
-        *(c_void_p, c_void_p, c_long, c_void_p, c_float),  # now, before, slope, rounding
+        *(c_void_p, c_void_p, c_long),  # now, before
+        *(c_void_p, c_long, c_void_p, c_float),  # z, log_slope, rounding
         *(c_void_p, c_void_p),  # update, still
     ]
     return lib
@@ -198,18 +199,25 @@ def affine_inverse(scale: str, eps: float, z: Tensor, theta: Tensor) -> tuple[Te
     return x, slope
 
 
-def compare(new: Tensor, old: Tensor, slope: Tensor | None, rounding: float) -> tuple[Tensor, Tensor] | None:
-    """As `jacobiflow.core.decode._compare`; None where the library does not apply."""
+def compare(
+    new: Tensor, seen: Tensor, scale: tuple[Tensor, Tensor] | None, rounding: float
+) -> tuple[Tensor, Tensor] | None:
+    """As `jacobiflow.core.stopping.compare`; None where the library does not apply.
+
+    scale: z and log |dx/dz|, for changes in the relative unit.
+    """
     lib = usable(new)
     if lib is None:
         return None
     n, w, d = new.shape
-    new, old = new.contiguous(), _rows(old)
+    new, seen = new.contiguous(), _rows(seen)
     update, still = new.new_empty(n), new.new_empty(n, dtype=torch.long)
-    slope = None if slope is None else slope.contiguous()  # named, so that it lives through the call
-    slopes = 0 if slope is None else slope.data_ptr()
+    unit: tuple[int, int, int] = (0, 0, 0)
+    if scale is not None:
+        z, log_slope = _rows(scale[0]), scale[1].contiguous()  # named, so that they live through the call
+        unit = z.data_ptr(), z.stride(0), log_slope.data_ptr()
     ends = update.data_ptr(), still.data_ptr()
-    lib.jf_compare(n, w, d, new.data_ptr(), old.data_ptr(), old.stride(0), slopes, rounding, *ends)
+    lib.jf_compare(n, w, d, new.data_ptr(), seen.data_ptr(), seen.stride(0), *unit, rounding, *ends)
     return update, still
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from jacobiflow.core.records import read_text
-from jacobiflow.core.types import Init, JacobiflowError, Method
+from jacobiflow.core.types import Init, JacobiflowError, Method, Unit
 
 FORMAT = "jacobiflow-plan"
 MOST = 10_000  # methods of a plan that is read; no flow has as many blocks
@@ -65,6 +65,15 @@ class Plan:
         """Sequential in the block next to the noise, whole-sequence sweeps in the others."""
         rest = cls.uniform(max(blocks - 1, 0), tol=tol, init=init)
         return cls((Method(width=1),)[:blocks] + rest.methods)
+
+    def in_unit(self, unit: Unit | None) -> Plan:
+        """The same plan, with this unit where a method has none.
+
+        >>> [m.unit for m in Plan((Method(unit="absolute"), Method())).in_unit("relative")]
+        ['absolute', 'relative']
+        """
+        methods = tuple(m if m.unit is not None else replace(m, unit=unit) for m in self)
+        return Plan(methods, about=self.about)
 
     def to_json(self) -> str:
         """As text that `from_json` reads."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from jacobiflow.core.decode import decode
 from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Block, Init, Method
+from jacobiflow.core.types import Block, Init, Method, Unit
 
 WIDTHS = (None, 64, 32, 16, 8)
 FIRST_GUESSES: tuple[Init, ...] = ("previous", "zeros")
@@ -69,6 +69,7 @@ def tune(
     *,
     batch: int,
     max_deviation: float,
+    unit: Unit | None = None,
     rivals: Sequence[Sequence[Plan]] = (),
     clock: Clock = time.perf_counter,
     progress: Callable[[str], None] = lambda _: None,
@@ -78,13 +79,13 @@ def tune(
     stack: the blocks, bound to the rows of z. z: [2 R, T, D], R a multiple of `batch`: the plan is
     chosen on the first half and verified on the second. Sequential decoding stays wherever sweeps
     do not beat it. The samples measured keep the bound with a margin; that is no guarantee for
-    others. `about` of the plan has the figures. rivals: plans to beat, in ladders with the loosest
-    first; of each ladder the first that keeps the bound takes part in the final race. clock: seconds;
-    on a device that works on its own it must wait for the device.
+    others. `about` of the plan has the figures. unit: of all methods, see `Method`. rivals: plans to
+    beat, in ladders with the loosest first; of each ladder the first that keeps the bound takes part in
+    the final race. clock: seconds; on a device that works on its own it must wait for the device.
     """
     rows = len(z) // 2
     assert len(z) == 2 * rows > 0 == rows % batch, "z must have two halves of whole batches"
-    first, fresh = (_Half(stack, z, begin, rows, batch, clock) for begin in (0, rows))
+    first, fresh = (_Half(stack, z, begin, rows, batch, unit, clock) for begin in (0, rows))
     progress("exact answers")
     blocks = first.blocks(max_deviation)
     fronts = []
@@ -92,7 +93,7 @@ def tune(
         progress(f"block {i + 1} of {len(blocks)}")
         fronts.append(block.front())
     progress("the whole plan")
-    bound, exact = MARGIN * max_deviation, Plan.sequential(len(stack))
+    bound, exact = MARGIN * max_deviation, first.exact
     within = _within(first, fronts, bound)
     progress("fresh noise")
     halves = fresh, first
@@ -108,7 +109,7 @@ def tune(
     for block, front, method in zip(blocks, fronts, plan, strict=True):
         if all(trial.method != method for trial in front):  # a rival's
             front.append(block.first_look(Trial(method)))
-    base = sum(_trial(front, Method(width=1)).seconds for front in fronts)
+    base = sum(_trial(*pair).seconds for pair in zip(fronts, exact, strict=True))
     predicted = sum(_trial(*pair).seconds for pair in zip(fronts, plan, strict=True))
     measured = {
         "seconds": statistics.median(times[plan]),
@@ -209,10 +210,12 @@ def _turns(
 class _Half:
     """Half of the noise, and whole plans run on it."""
 
-    def __init__(self, stack: Stack, z: Tensor, begin: int, rows: int, batch: int, clock: Clock) -> None:
-        self.z, self.batch, self.clock = z[begin : begin + rows], batch, clock
+    def __init__(
+        self, stack: Stack, z: Tensor, begin: int, rows: int, batch: int, unit: Unit | None, clock: Clock
+    ) -> None:
+        self.z, self.batch, self.unit, self.clock = z[begin : begin + rows], batch, unit, clock
         self.stack = _part(stack, begin, begin + rows, z)
-        self.exact = Plan.sequential(len(stack))
+        self.exact = Plan.sequential(len(stack)).in_unit(unit)
         self.answer: Tensor | None = None  # the exact one
         self.known: dict[Plan, float] = {self.exact: 0.0}
 
@@ -221,7 +224,7 @@ class _Half:
         found: list[_Measured] = []
 
         def measured(block: Block, z: Tensor, x: Tensor) -> None:
-            found.append(_Measured(block, z, x, self.batch, bound, self.clock))
+            found.append(_Measured(block, z, x, self.batch, bound, self.unit, self.clock))
 
         self.answer = _solve(self.stack, self.z, self.exact, measured)
         return found
@@ -264,10 +267,17 @@ class _Measured:
     """One block on exact inputs [rows, T, D], and what was tried on it."""
 
     def __init__(
-        self, block: Block, z: Tensor, exact: Tensor, batch: int, bound: float, clock: Clock
+        self,
+        block: Block,
+        z: Tensor,
+        exact: Tensor,
+        batch: int,
+        bound: float,
+        unit: Unit | None,
+        clock: Clock,
     ) -> None:
         self.block, self.z, self.exact = block, z, exact
-        self.batch, self.bound, self.clock = batch, bound, clock
+        self.batch, self.bound, self.unit, self.clock = batch, bound, unit, clock
         self.trials: list[Trial] = []
 
     def front(self) -> list[Trial]:
@@ -276,7 +286,8 @@ class _Measured:
         Methods are looked at from the fastest up. The tolerances of a width and first guess wait in a
         ladder, loosest first: a tighter one is slower, so it is timed only when its turn has come.
         """
-        base = self.first_look(Trial(Method(width=1), rows=len(self.z)))  # exact by definition
+        exact = Method(width=1, unit=self.unit)
+        base = self.first_look(Trial(exact, rows=len(self.z)))
         self.run(base, slice(0, self.batch))
         limit = min(base.times)
         waiting = dict(self.ladders(limit))
@@ -305,7 +316,10 @@ class _Measured:
             if width is not None and width >= self.block.length:
                 continue
             for init in FIRST_GUESSES:
-                ladder = iter([Method(width=width, tol=tol, init=init) for tol in tolerances(self.bound)])
+                methods = (
+                    Method(width=width, tol=tol, init=init, unit=self.unit) for tol in tolerances(self.bound)
+                )
+                ladder = iter(list(methods))
                 step = self.next_step(ladder, limit)
                 yield from step.items()
                 if not step:  # another first guess hardly saves a width that is too slow

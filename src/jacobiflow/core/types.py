@@ -10,8 +10,10 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 Init = Literal["zeros", "noise", "previous"]
+Unit = Literal["absolute", "relative"]
 OnFailure = Literal["fallback", "raise", "return"]
 INITS: tuple[Init, ...] = ("zeros", "noise", "previous")
+UNITS: tuple[Unit, ...] = ("absolute", "relative")
 ON_FAILURE: tuple[OnFailure, ...] = ("fallback", "raise", "return")
 
 
@@ -109,17 +111,20 @@ class Method:
     """How one block is solved: windows of `width` positions, swept until the update is <= `tol`.
 
     width: positions a window; None is the whole sequence, 1 is sequential decoding.
-    tol: largest absolute change of a sample in its last sweep. It decides when a whole window
-        may stop; it does not bound the error. 0 asks for the exact answer.
+    tol: largest change of a sample in its last sweep. It decides when a whole window may stop; it does
+        not bound the error. 0 asks for the exact answer.
     max_sweeps: sweeps a window may take; None is the bound after which a window is exact.
     init: the first guess of a window: "zeros", a fixed draw of standard normal "noise", or
         "previous", the block's own input.
+    unit: what changes are measured in: "absolute", or "relative" to max(|x|, |z dx/dz|), which is right
+        for variables and latents of any scale. None is the default of the flow's family.
     """
 
     width: int | None = None
     tol: float = 0.0
     max_sweeps: int | None = None
     init: Init = "previous"
+    unit: Unit | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("width", 1), ("max_sweeps", 1)):
@@ -134,6 +139,8 @@ class Method:
             raise ValueError(f"Method.tol must be finite and not negative, not {self.tol}")
         if self.init not in INITS:
             raise ValueError(f"Method.init must be one of {', '.join(INITS)}, not {self.init!r}")
+        if self.unit is not None and self.unit not in UNITS:
+            raise ValueError(f"Method.unit must be one of {', '.join(UNITS)} or None, not {self.unit!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +164,9 @@ class BlockStats:
 
     sweeps: Tensor  # parallel updates; T - 1 for sequential decoding, the first position is given
     evaluated: Tensor  # positions that went through the conditioner, all sweeps together
-    update: Tensor  # largest absolute change in the last sweep of the last loosely closed window
+    update: (
+        Tensor  # largest change in the last sweep of windows that stopped within tol, in the method's unit
+    )
     status: tuple[Status, ...]
     seconds: float
 

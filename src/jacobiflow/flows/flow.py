@@ -33,6 +33,7 @@ from jacobiflow.core.types import (
     OnFailure,
     Stats,
     Sweep,
+    Unit,
     Watcher,
 )
 from jacobiflow.flows import arguments
@@ -56,7 +57,8 @@ class Flow(nn.Module, ABC):
 
     family: ClassVar[str]
     default_tol: ClassVar[float]
-    default_init: ClassVar[Init] = "previous"
+    default_init: ClassVar[Init]
+    default_unit: ClassVar[Unit]  # of methods that have none
     default_deviation: ClassVar[float] = 1e-4  # from exact, that plan="auto" may cost
     config: Any
     blocks: nn.ModuleList
@@ -244,7 +246,7 @@ class Flow(nn.Module, ABC):
             solve = partial(decode, on_failure=on_failure, cache=cache)
             if compile:  # a batch that shrinks would be compiled again
                 solve = partial(solve, compact_at=0.0)
-            seq, log_det, blocks = self._decode(z, methods, bound, solve, watch)
+            seq, log_det, stats = self._decode(z, methods, bound, solve, watch)
             x = self.from_sequence(seq)
         seconds = time.perf_counter() - began
         residual = None
@@ -255,7 +257,7 @@ class Flow(nn.Module, ABC):
                 residual = residual.amax(1) if residual.shape[1] else residual.new_zeros(len(z))
         if warn:
             warn_of_nonfinite(x, z, guide)
-        return Decoded(x=x, log_det=log_det, stats=Stats(blocks=blocks, seconds=seconds, residual=residual))
+        return Decoded(x=x, log_det=log_det, stats=Stats(blocks=stats, seconds=seconds, residual=residual))
 
     def _decode(
         self,
@@ -342,21 +344,22 @@ class Flow(nn.Module, ABC):
     ) -> Plan:
         """The Plan that a name, a path or a Plan stands for, checked against this flow.
 
+        Methods without a unit take the family's.
         n: samples that will be decoded at once. It and `auto` (labels, context, guidance,
         max_deviation) matter to "auto" alone.
         """
         if isinstance(plan, str) and plan in PLANS and plan != "auto":
-            return self._named_plan(plan, tol, init)
+            return self._named_plan(plan, tol, init).in_unit(self.default_unit)
         if tol is not None or init is not None:
             raise TypeError("tol and init belong to named plans; a Plan and 'auto' carry their own")
         if plan == "auto":
             from jacobiflow.flows.tuning import auto_plan
 
-            return auto_plan(self, n, **auto)
+            return auto_plan(self, n, **auto).in_unit(self.default_unit)
         found = plan if isinstance(plan, Plan) else Plan.load(self._plan_path(plan))
         if len(found) != len(self.blocks):
             raise PlanError(f"the plan has {len(found)} methods, the flow {len(self.blocks)} blocks")
-        return found
+        return found.in_unit(self.default_unit)
 
     def _named_plan(self, name: str, tol: float | None, init: Init | None) -> Plan:
         blocks = len(self.blocks)

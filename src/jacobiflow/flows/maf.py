@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Block, Init, Method
+from jacobiflow.core.types import Block, Init, Method, Unit
 from jacobiflow.flows.arguments import instance, number, whole
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
@@ -156,6 +156,8 @@ class MAF(Flow):
     config: MAFConfig
     family: ClassVar[str] = "maf"
     default_tol: ClassVar[float] = 1e-4
+    default_init: ClassVar[Init] = "previous"
+    default_unit: ClassVar[Unit] = "relative"
     linear: Tensor | None  # [features, features]: x' = y' linear
 
     def __init__(self, config: MAFConfig) -> None:

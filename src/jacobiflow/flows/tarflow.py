@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.native import usable
-from jacobiflow.core.types import Block, Cache
+from jacobiflow.core.types import Block, Cache, Init, Unit
 from jacobiflow.flows.arguments import instance, number, whole
 from jacobiflow.flows.compiled import CompiledBlock
 from jacobiflow.flows.flow import Flow
@@ -227,6 +227,8 @@ class TarFlow(Flow):
     config: TarFlowConfig
     family: ClassVar[str] = "tarflow"
     default_tol: ClassVar[float] = 0.5
+    default_init: ClassVar[Init] = "previous"
+    default_unit: ClassVar[Unit] = "absolute"
     default_deviation: ClassVar[float] = 0.05
 
     def __init__(self, config: TarFlowConfig) -> None:

@@ -85,6 +85,7 @@ def tune(
                 z,
                 batch=batch_size,
                 max_deviation=bound,
+                unit=flow.default_unit,
                 rivals=_rivals(flow, bound),
                 clock=clock or _clock(z.device),
                 progress=progress,

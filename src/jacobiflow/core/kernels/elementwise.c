@@ -1,4 +1,5 @@
 /* What every sweep does to each number, in one pass: invert an affine map, and look how far things moved. */
+#include <float.h>
 #include <stdint.h>
 
 #include "vector.h"
@@ -33,24 +34,35 @@ void jf_affine(int kind, float eps, long n, long w, long d, const float *z, long
     }
 }
 
-/* For each row of [w][d] numbers: the largest change, and how many leading positions stood still to rounding.
- * With slopes, changes are in units of max(|x|, |dx/dz|). */
-void jf_compare(long n, long w, long d, const float *now, const float *before, long before_row, const float *slope,
-                float rounding, float *update, int64_t *still) {
+/* max(|x|, |z dx/dz|), or |x| where the other overflows */
+INLINE float unit(float x, float z, float log_slope) {
+    float size = fabsf(x), reach = fabsf(z) * expf(log_slope);
+    return reach <= FLT_MAX && reach > size ? reach : size;
+}
+
+/* The rule of stopping.py. For each row of [w][d] numbers: the largest change, and how many leading positions
+ * stand still. With z and slopes, changes are in units of max(|x|, |z dx/dz|). */
+void jf_compare(long n, long w, long d, const float *now, const float *before, long before_row, const float *z,
+                long z_row, const float *log_slope, float rounding, float *update, int64_t *still) {
     for (long i = 0; i < n; i++) {
         const float *a = now + i * w * d, *b = before + i * before_row;
         float most = 0, bad = 0;
         int64_t count = 0;
         int moving = 0;
         for (long t = 0; t < w; t++, a += d, b += d) {
-            float least = slope ? expf(slope[i * w + t]) : 1;
             for (long j = 0; j < d; j++) {
                 float change = fabsf(a[j] - b[j]), size = fabsf(a[j]);
-                size = size > least ? size : least;
-                moving |= !(change <= rounding * size);
-                if (slope) change /= size;
-                most = change > most ? change : most;
                 bad += change - change; /* 0, or NaN for good */
+                if (z) {
+                    long k = t * d + j;
+                    /* the unit is at least |x|: most numbers need no exponential */
+                    if (!(change <= most * size && (moving || change <= rounding * size)))
+                        size = unit(a[j], z[i * z_row + k], log_slope[i * w * d + k]);
+                } else
+                    size = size > 1 ? size : 1;
+                moving |= !(change <= rounding * size && change <= FLT_MAX);
+                if (z && change > 0) change = change / size < FLT_MAX ? change / size : FLT_MAX;
+                most = change > most ? change : most;
             }
             count += !moving;
         }

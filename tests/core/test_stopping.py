@@ -1,0 +1,160 @@
+"""The rule of small and still, and the compiled form of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import jacobiflow as jf
+from jacobiflow.core import native
+from jacobiflow.core.stopping import ROUNDING, changes, compare
+from jacobiflow.core.types import UNITS, Unit
+
+EPS = torch.finfo(torch.float64).eps
+HUGE = torch.finfo(torch.float64).max
+
+
+def one(
+    new: float, seen: float, z: float = 0.0, log_slope: float = 0.0, unit: Unit = "relative"
+) -> tuple[float, bool]:
+    """The rule for a single number."""
+    given = (torch.tensor([[[v]]], dtype=torch.float64) for v in (new, seen, z, log_slope))
+    change, still = changes(*given, unit)
+    return change.item(), bool(still)
+
+
+def test_absolute() -> None:
+    assert one(3.0, 2.5, z=100.0, log_slope=5.0, unit="absolute") == (0.5, False)
+    assert one(0.0, 7 * EPS, unit="absolute") == (7 * EPS, True)  # in units of max(1, |x|)
+    assert not one(0.0, 9 * EPS, unit="absolute")[1]
+    assert one(1024.0, 1024 * (1 + 7 * EPS), unit="absolute")[1]
+    assert not one(1024.0, 1024 * (1 + 9 * EPS), unit="absolute")[1]
+
+
+def test_relative() -> None:
+    assert one(4.0, 3.0) == (0.25, False)  # of |x|
+    assert one(1.0, 0.0, z=2.0, log_slope=math.log(4))[0] == pytest.approx(1 / 8)  # of |z dx/dz|
+    assert one(1.0, 0.0, z=-2.0, log_slope=math.log(4))[0] == pytest.approx(1 / 8)
+    assert one(1.0, 0.0, z=1e-9, log_slope=5.0)[0] == 1.0  # of |dx/dz| alone it would be small
+    assert one(1e-6, 1e-6 * (1 + 7 * EPS))[1]
+    assert not one(1e-6, 1e-6 * (1 + 9 * EPS))[1]
+    assert one(1e-6, 2e-6) == (1.0, False)
+
+
+def test_at_zero_only_what_did_not_move_is_small() -> None:
+    assert one(0.0, 0.0) == (0.0, True)
+    assert one(0.0, 0.0, log_slope=-math.inf) == (0.0, True)  # a variable of scale 0
+    assert one(0.0, 1e-300) == (HUGE, False)  # finite: this is no overflow
+    assert one(5e-324, 1.0) == (HUGE, False)
+    assert one(0.0, 1e-20, z=1.0) == (1e-20, True)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("log_slope", [0.0, math.inf, math.nan])
+@pytest.mark.parametrize("z", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("new", "seen"),
+    [(math.inf, 0.0), (math.inf, math.inf), (-math.inf, 1.0), (math.nan, 0.0), (0.0, math.inf)],
+)
+def test_what_is_not_finite_is_neither(
+    new: float, seen: float, z: float, log_slope: float, unit: Unit
+) -> None:
+    change, still = one(new, seen, z, log_slope, unit)
+    assert math.isnan(change)
+    assert not still
+
+
+@pytest.mark.parametrize(("z", "log_slope"), [(1.0, 800.0), (0.0, 800.0), (1e300, 100.0), (1.0, math.nan)])
+def test_a_unit_that_overflows_makes_nothing_small(z: float, log_slope: float) -> None:
+    assert one(2.0, 1.0, z, log_slope) == (0.5, False)
+    assert one(2.0, 2.0, z, log_slope) == (0.0, True)
+
+
+def test_each_number_has_its_own_unit() -> None:
+    """Slopes are not summed over a position, and one number that moves keeps its position moving."""
+    new = torch.tensor([[[1e-6, 1e6]]], dtype=torch.float64)
+    seen = new + torch.tensor([1e-8, 0.0], dtype=torch.float64)
+    slopes = torch.tensor([[[-14.0, 14.0]]], dtype=torch.float64)
+    change, still = changes(new, seen, torch.ones_like(new), slopes, "relative")
+    assert change.item() == pytest.approx(1e-2, rel=0.2)
+    assert not bool(still)
+
+
+def cases() -> dict[str, Tensor]:
+    """Rows of [12, 3] numbers of all scales, with all that is odd in some of them."""
+    draw = torch.Generator().manual_seed(0)
+
+    def spread(low: int, high: int) -> Tensor:
+        return 10.0 ** torch.randint(low, high, (60, 12, 3), generator=draw)
+
+    seen = torch.randn(60, 12, 3, generator=draw) * spread(-9, 4)
+    new, z = seen.clone(), torch.randn(60, 12, 3, generator=draw) * spread(-6, 3)
+    for i in range(60):
+        moved = new[i, i % 13 :]
+        moved *= 1 + 1e-3 * torch.randn(moved.shape, generator=draw)
+    log_slope = 5 * torch.randn(60, 12, 3, generator=draw)
+    new[5, 4, 1], new[6, 0, 2], new[7, 11, 0] = math.nan, math.inf, -math.inf
+    seen[8, 2, 0] = new[8, 2, 0] = math.inf
+    new[9, 3], z[9, 3] = 0, 0  # moves to 0
+    seen[10, 3] = new[10, 3] = z[10, 3] = 0  # stays there
+    log_slope[11, 1], log_slope[12, 1], z[12, 1] = 100.0, 100.0, 0.0
+    log_slope[13], log_slope[14] = -math.inf, math.nan
+    return {"new": new, "seen": seen, "z": z, "log_slope": log_slope}
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_compiled_rule_is_the_rule(unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.library() is not None, "this test needs a C compiler: CC, cc, gcc or clang"
+    given = {k: v[:, 1:] if k != "new" else v[:, 1:].contiguous() for k, v in cases().items()}
+    with torch.no_grad():
+        found = compare(**given, unit=unit)
+        monkeypatch.setattr(native, "library", lambda: None)
+        want = compare(**given, unit=unit)
+    finite = want[0].isfinite()
+    assert (~finite).nonzero()[:, 0].tolist() == [5, 7, 8]  # row 6 is odd where nobody looks
+    assert torch.equal(found[0].isfinite(), finite)
+    torch.testing.assert_close(found[0][finite], want[0][finite])
+    assert torch.equal(found[1], want[1])
+    assert len(found[1].unique()) > 10
+
+
+class Doubling:
+    """x_t = 2 x_{t-1} + c z_t, from x_0 = c z_0: every sweep solves one more position, whatever c is."""
+
+    length, rows = 12, None
+
+    def __init__(self, c: float) -> None:
+        self.c = c
+
+    def select(self, rows: Tensor) -> Doubling:
+        return self
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def new_cache(self, n: int) -> Any:
+        return None
+
+    def params(self, x: Tensor, lo: int, hi: int, cache: Any = None) -> Tensor:
+        before = torch.cat((torch.zeros_like(x[:, :1]), x[:, :-1]), 1)
+        return 2 * before[:, lo:hi]
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return theta + self.c * z, torch.full_like(z, math.log(self.c))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_loop_keeps_the_unit_of_its_method(dtype: torch.dtype) -> None:
+    tiny = ROUNDING * torch.finfo(dtype).eps * 2.0**-20
+    z = torch.rand(3, 12, 1, dtype=dtype, generator=torch.Generator().manual_seed(0)) + 0.5
+    exact = jf.sequential(Doubling(tiny), z).x
+    out = jf.decode(Doubling(tiny), z, jf.Method(init="zeros", unit="relative"))
+    assert torch.equal(out.x, exact)
+    assert out.stats.blocks[0].sweeps.tolist() == [11] * 3
+    loose = jf.decode(Doubling(tiny), z, jf.Method(init="zeros"))  # absolute: so little is rounding
+    assert loose.stats.blocks[0].sweeps.max() < 11
+    assert not torch.equal(loose.x, exact)
