@@ -230,7 +230,7 @@ def test_overflowing_samples_fall_back_to_the_sequential_answer(family: str) -> 
     exact = flow.decode(z, "sequential", warn=False)
     finite = exact.x.flatten(1).isfinite().all(1)
     assert finite.tolist() == [i not in kinds["hopeless"] for i in range(15)]
-    out = flow.decode(z, "uniform", tol=1e-6, warn=False)
+    out = flow.decode(z, "uniform", tol=1e-6, init="previous", warn=False)
     stats = out.stats.blocks[0]
     assert stats.samples(jf.Status.FELL_BACK) == kinds["hard"]
     assert stats.samples(jf.Status.NONFINITE) == kinds["hopeless"]
@@ -267,8 +267,8 @@ def test_a_last_position_that_overflows_is_alone(
 def test_bad_samples_cost_their_batch_mates_nothing(family: str) -> None:
     flow = planted(family)
     z, kinds = planted_noise(flow)
-    mixed = flow.decode(z, "uniform", tol=1e-6, warn=False)
-    alone = flow.decode(z[kinds["easy"]], "uniform", tol=1e-6)
+    mixed = flow.decode(z, "uniform", tol=1e-6, init="previous", warn=False)
+    alone = flow.decode(z[kinds["easy"]], "uniform", tol=1e-6, init="previous")
     assert (mixed.x[kinds["easy"]] - alone.x).abs().max() < 1e-12
     assert mixed.stats.blocks[0].sweeps[kinds["easy"]].tolist() == alone.stats.blocks[0].sweeps.tolist()
     assert alone.stats.blocks[0].sweeps.max() <= 5
@@ -279,11 +279,11 @@ def test_raise_and_return_do_what_they_say(family: str) -> None:
     flow = planted(family)
     z, kinds = planted_noise(flow)
     with pytest.raises(jf.DecodingError, match="block 0, samples") as caught:
-        flow.decode(z, "uniform", tol=1e-6, on_failure="raise")
+        flow.decode(z, "uniform", tol=1e-6, init="previous", on_failure="raise")
     assert set(caught.value.samples) == set(kinds["hard"] + kinds["hopeless"])
     assert caught.value.status is jf.Status.NONFINITE
     assert caught.value.block == 0
-    out = flow.decode(z, "uniform", tol=1e-6, on_failure="return", warn=False)
+    out = flow.decode(z, "uniform", tol=1e-6, init="previous", on_failure="return", warn=False)
     assert out.stats.blocks[0].samples(jf.Status.NONFINITE) == sorted(kinds["hard"] + kinds["hopeless"])
     exact = flow.decode(z[kinds["easy"]], "sequential", on_failure="raise")  # nothing to raise
     assert (out.x[kinds["easy"]] - exact.x).abs().max() < 1e-6

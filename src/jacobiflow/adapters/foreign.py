@@ -270,7 +270,7 @@ class Solver:
         """x [n, T, 1] and log |dx/dz| [n], rows without a finite inverse as the original gives them."""
         n = len(z)
         single = Method(width=1)
-        method = Method(tol=tol, unit="relative")
+        method = Method(tol=tol, init="zeros", unit="relative")
         if block.packed:  # one position at a time is cheap: at once, or for rows not solved by sweeps soon
             at_once = compiled(self.about) or work(self.about.network, n) > BUSY
             method = single if at_once else replace(method, max_sweeps=PATIENCE + block.length // 8)

@@ -156,7 +156,7 @@ class MAF(Flow):
     config: MAFConfig
     family: ClassVar[str] = "maf"
     default_tol: ClassVar[float] = 1e-4
-    default_init: ClassVar[Init] = "previous"
+    default_init: ClassVar[Init] = "zeros"
     default_unit: ClassVar[Unit] = "relative"
     linear: Tensor | None  # [features, features]: x' = y' linear
 
