@@ -39,6 +39,7 @@ from jacobiflow.core.types import (
 from jacobiflow.flows import arguments
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.nonfinite import warn_of_nonfinite
+from jacobiflow.flows.residual import checked
 from jacobiflow.flows.weights import Watch
 
 GRADIENT_TOL = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -207,7 +208,9 @@ class Flow(nn.Module, ABC):
             rule), "auto" (tuned for this machine and batch, see `jacobiflow.tune`; made at the first
             use and kept in the user's cache folder), a Plan, or a path of one. tol and init belong to
             "uniform" and "selective".
-        check: encode the answer and record |encode(x) - z| of each sample in stats.residual.
+        check: encode the answer and record |encode(x) - z| of each sample in stats.residual. A sample that
+            ended EXACT is reported as CONVERGED, with a warning, if its residual exceeds
+            sqrt(eps) * max(1, |z|) anywhere.
         on_failure, cache: see `jacobiflow.core.decode.decode`.
         compile: let torch compile the decode step and the sweep of a TarFlow, once for each number of
             samples: it pays on CUDA, or where there is no C compiler and many batches follow.
@@ -253,8 +256,7 @@ class Flow(nn.Module, ABC):
         if check:
             with torch.no_grad():
                 again, _ = self._encode(seq.detach(), self._condition(len(z), labels, context), guide)
-                residual = (again.reshape(z.shape) - z).abs().flatten(1)
-                residual = residual.amax(1) if residual.shape[1] else residual.new_zeros(len(z))
+            stats, residual = checked(stats, z, again.reshape(z.shape))
         if warn:
             warn_of_nonfinite(x, z, guide)
         return Decoded(x=x, log_det=log_det, stats=Stats(blocks=stats, seconds=seconds, residual=residual))
