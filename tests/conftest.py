@@ -23,3 +23,14 @@ settings.load_profile("default")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tuned plans go into a folder of the test, not the user's."""
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(params=["before", "beside", "torch"])
+def when(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Weights are read before the work, beside it, or without the compiled functions."""
+    if request.param == "torch":
+        monkeypatch.setattr("jacobiflow.core.native.library", lambda: None)
+    if request.param == "beside":
+        monkeypatch.setattr("jacobiflow.core.checksum.SMALL", 0)
+        monkeypatch.setattr("jacobiflow.core.native.threads", lambda: 2)
+    return request.param

@@ -194,16 +194,9 @@ class Solver:
         self.masks: list[Tensor] = []
         self.watch = Watch()
 
-    def refresh(self, parts: Iterable[nn.Module], describe: Callable[[], Foreign | None]) -> bool:
-        """Look at the weights again. False where sweeps would be wrong: the conditioner is not the same
-        every time, or its masks are not those of an autoregressive map."""
-        state = State(parts)
-        if not state.steady:
-            return False
-        return self.watch.fresh(state.tensors, lambda: self._pack(state, describe()))
-
-    def _pack(self, state: State, about: Foreign | None) -> bool:
-        """Take the weights in; layers may have been replaced, too. False as in `refresh`."""
+    def pack(self, state: State, about: Foreign | None) -> bool:
+        """Take the weights in; layers may have been replaced, too. False where sweeps would be wrong: the
+        masks are not those of an autoregressive map."""
         if about is None:
             return False
         self.about, self.least = about, least(about)
@@ -246,17 +239,17 @@ class Solver:
                     packed = with_context(packed, self.about.network.terms(context, self.units))
         return ForeignBlock(self.about, self.order, packed, self.units, context, tied)
 
-    def solve(self, z: Tensor, context: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
-        """x [n, T] with z [n, T] = f(x), and log |dx/dz| [n]."""
+    def solve(self, z: Tensor, context: Tensor | None, tol: float) -> tuple[Tensor, Tensor, int]:
+        """x [n, T] with z [n, T] = f(x), log |dx/dz| [n], and how many finite rows have no finite x."""
         with native.alone(z):
             return self._solve(z, context, tol)
 
-    def _solve(self, z: Tensor, context: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
+    def _solve(self, z: Tensor, context: Tensor | None, tol: float) -> tuple[Tensor, Tensor, int]:
         block = self.bind(context)
         seq = (z if block.order is None else z.index_select(1, block.order)).unsqueeze(-1)
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.tensors()))
         tol = tolerance(tol, z.dtype, wanted, self.about.resolution)
-        x, log_det = self._decode(block, seq, tol)
+        x, log_det, lost = self._decode(block, seq, tol)
         if tol > LOOSE:
             with torch.no_grad():
                 log_det = -block.forward(x, block.params(x, 0, block.length))[1].flatten(1).sum(1)
@@ -264,10 +257,11 @@ class Solver:
             lent = Snapshot(self.about.module).lent
             x, log_det = attach(block, seq, x, log_det, tol=tol, lent=lent)
         x = x.squeeze(-1)
-        return x if block.order is None else x.index_select(1, torch.argsort(block.order)), log_det
+        return x if block.order is None else x.index_select(1, torch.argsort(block.order)), log_det, lost
 
-    def _decode(self, block: ForeignBlock, z: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-        """x [n, T, 1] and log |dx/dz| [n], rows without a finite inverse as the original gives them."""
+    def _decode(self, block: ForeignBlock, z: Tensor, tol: float) -> tuple[Tensor, Tensor, int]:
+        """x [n, T, 1] and log |dx/dz| [n], rows without a finite inverse as the original gives them, and how
+        many these are."""
         n = len(z)
         single = Method(width=1)
         method = Method(tol=tol, init="zeros", unit="relative")
@@ -288,9 +282,7 @@ class Solver:
             again = decode(block.select(rows), z[rows], single)
             x[rows], log_det[rows] = again.x, again.log_det
             lost = lost[_lost(again)]
-        if len(lost):
-            _as_original(z, x, log_det, lost.to(z.device))
-        return x, log_det
+        return x, log_det, _as_original(z, x, log_det, lost.to(z.device)) if len(lost) else 0
 
 
 def _lost(out: Decoded) -> Tensor:
@@ -308,20 +300,13 @@ def tolerance(tol: float, dtype: torch.dtype, gradients: bool, resolution: float
     return max(floor, tol * (GRADIENT_TOL if gradients else 1))
 
 
-def _as_original(z: Tensor, x: Tensor, log_det: Tensor, rows: Tensor) -> None:
+def _as_original(z: Tensor, x: Tensor, log_det: Tensor, rows: Tensor) -> int:
     """Rows without a finite inverse, as an original gives them that sweeps all features together: a
-    non-finite number reaches all features in the next pass, unless it is the last one."""
-    new = int(z[rows].isfinite().flatten(1).all(1).sum())
-    if new:  # not those that came in so from another layer
-        wider = "" if z.dtype is torch.float64 else "try float64, or "
-        warnings.warn(
-            f"{new} of {len(z)} samples have no finite inverse in {z.dtype}: they are not finite, as they "
-            f"would be without acceleration; {wider}check the weights and the noise",
-            RuntimeWarning,
-            stacklevel=5,
-        )
+    non-finite number reaches all features in the next pass, unless it is the last one. Returns how many
+    rows did not come in so from another layer."""
     early = rows[~x[rows, :-1].isfinite().flatten(1).all(1)]
     x[early] = log_det[early] = float("nan")
+    return int(z[rows].isfinite().flatten(1).all(1).sum())
 
 
 class Patch:
@@ -367,13 +352,34 @@ class Patch:
             self.solver = Solver(about)
         return self.solver
 
-    def ready(self, z: Tensor, context: Tensor | None = None) -> Solver | None:
-        """The solver if sweeps are right and worth while for z [n, T]; else the original must run."""
+    def solved(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """x [n, T] with z [n, T] = f(x), and log |dx/dz| [n]; None where the original must run, because
+        sweeps are wrong or not worth while."""
         solver = self.shared()
         if not solver.least <= len(z) or not ordinary(z):
             return None
-        right = solver.refresh(self.parts(), self.describe) and solver.fits(z, context)
-        return solver if right and solver.least <= len(z) else None
+        state = State(self.parts())
+        if not state.steady:
+            return None
+
+        def use(right: bool) -> tuple[Tensor, Tensor, int] | None:
+            worth = right and solver.fits(z, context) and solver.least <= len(z)
+            return solver.solve(z, context, self.tol) if worth else None
+
+        groups = ((None, state.tensors),)
+        found = solver.watch.solve(groups, lambda: solver.pack(state, self.describe()), use)
+        if found is None:
+            return None
+        x, log_det, lost = found
+        if lost:
+            wider = "" if z.dtype is torch.float64 else "try float64, or "
+            warnings.warn(
+                f"{lost} of {len(z)} samples have no finite inverse in {z.dtype}: they are not finite, as "
+                f"they would be without acceleration; {wider}check the weights and the noise",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return x, log_det
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "solver": None}

@@ -24,10 +24,8 @@ class MadeInverse(Patch):
         return (self.owner.autoregressive_net,)
 
     def __call__(self, inputs: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        solver = self.ready(inputs, context)
-        if solver is None:
-            return self.original()(inputs, context)  # type: ignore[no-any-return]
-        return solver.solve(inputs, context, self.tol)
+        found = self.solved(inputs, context)
+        return self.original()(inputs, context) if found is None else found
 
 
 def bijector(owner: Any, maps: Mapping[Any, Callable[[Any], Bijector]]) -> Bijector | None:

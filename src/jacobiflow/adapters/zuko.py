@@ -75,10 +75,8 @@ class Inverse(Patch):
             if len(rows) > 1:
                 rows = context.expand(*batch, context.shape[-1]).reshape(-1, context.shape[-1])
             shape = torch.Size((*batch, shape[-1]))
-        solver = self.ready(flat, rows)
-        if solver is None:
-            return self.original()(y)  # type: ignore[no-any-return]
-        return solver.solve(flat, rows, self.tol)[0].view(shape)
+        found = self.solved(flat, rows)
+        return self.original()(y) if found is None else found[0].view(shape)
 
 
 PATCHES = (Lazy, Inverse)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from jacobiflow.core.folders import own_folder, read_own, write_own
 
 KERNELS = Path(__file__).with_name("kernels")
-SOURCES = ("transformer.c", "masked.c", "bands.c", "spline.c", "elementwise.c")
+SOURCES = ("transformer.c", "masked.c", "bands.c", "spline.c", "elementwise.c", "checksum.c")
 FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi")
 SMALL = 1 << 18  # numbers for which a second thread of torch's does not pay
 PANEL = 16  # as in vector.h
@@ -162,6 +162,11 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
         *(c_void_p, c_long, c_void_p, c_float),  # z, log_slope, rounding
         *(c_void_p, c_void_p),  # update, still
     ]
+    lib.jf_checksums_begin.restype = lib.jf_checksums_end.restype = None
+    lib.jf_checksums_begin.argtypes = [
+        *(c_void_p, c_long, c_void_p, c_int, c_void_p),  # pieces, how many, sums, threads, job
+    ]
+    lib.jf_checksums_end.argtypes = [c_void_p]
     return lib
 
 

@@ -6,12 +6,12 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,14 +40,29 @@ from jacobiflow.flows import arguments
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.nonfinite import warn_of_nonfinite
 from jacobiflow.flows.residual import checked
-from jacobiflow.flows.weights import Watch
+from jacobiflow.flows.weights import Group, Watch, Watched, tensors_of
 
 GRADIENT_TOL = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+R = TypeVar("R")
+P = ParamSpec("P")
 PLANS = ("sequential", "uniform", "selective", "auto")
 
 
 class NonfiniteError(JacobiflowError, ValueError):
     """Weights or context that are not finite: no decoder can make anything of them."""
+
+
+def _with_weights(method: Callable[Concatenate[Flow, P], R]) -> Callable[Concatenate[Flow, P], R]:
+    """A method that reads the weights once, beside its work. Where a callback is given, which may write to
+    them, every block looks at its own instead."""
+
+    @wraps(method)
+    def run(self: Flow, /, *args: P.args, **options: P.kwargs) -> R:
+        if options.get("watch") is not None:
+            return method(self, *args, **options)
+        return self.with_weights(lambda: method(self, *args, **options))
+
+    return run
 
 
 class Flow(nn.Module, ABC):
@@ -61,6 +76,7 @@ class Flow(nn.Module, ABC):
     default_init: ClassVar[Init]
     default_unit: ClassVar[Unit]  # of methods that have none
     default_deviation: ClassVar[float] = 1e-4  # from exact, that plan="auto" may cost
+    short_solves: ClassVar[bool] = True  # about as short as one read of the weights
     config: Any
     blocks: nn.ModuleList
     target: dict[str, Any] | None = None  # the density that the flow was trained for, if it was one
@@ -184,6 +200,7 @@ class Flow(nn.Module, ABC):
         rows = row_noise(n, self.latent_shape, seed, start)
         return torch.from_numpy(rows).to(dtype=like.dtype, device=like.device)
 
+    @_with_weights
     def decode(
         self,
         z: Tensor,
@@ -419,7 +436,18 @@ class Flow(nn.Module, ABC):
 
         Returns a number that is another one then.
         """
-        return self._watch.fresh(self.parameters(), self._seen_finite)
+        return self._watch.fresh_groups(self._groups(), self._seen_finite)
+
+    def with_weights(self, use: Callable[[], R]) -> R:
+        """use() on the weights as they are now; they are read once, by nobody inside it."""
+        return self._watch.solve(self._groups(), self._seen_finite, lambda _: use(), beside=self.short_solves)
+
+    def _groups(self) -> Iterator[Group]:
+        """The tensors of each block, and the flow's own."""
+        for block in self.blocks:
+            yield block.watch if isinstance(block, Watched) else None, tensors_of(block)
+        own = (*self._parameters.values(), *self._buffers.values())
+        yield None, (t for t in own if t is not None)
 
     def _seen_finite(self) -> int:
         for k, block in enumerate(self.blocks):

@@ -24,7 +24,7 @@ from jacobiflow.core.native import usable
 from jacobiflow.core.types import Cache
 from jacobiflow.flows.native_masked import NativeMasked, kind
 from jacobiflow.flows.units import Units
-from jacobiflow.flows.weights import Watch
+from jacobiflow.flows.weights import Watched, tensors_of
 
 Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -160,7 +160,7 @@ class UnitCache(Units):
         return out.view(hi - lo, p.params, out.shape[1]).permute(2, 0, 1)
 
 
-class MaskedMLP(nn.Module):
+class MaskedMLP(Watched):
     """Parameters [n, T, P] of T positions, those of position t a function of x_{<t} and context.
 
     hidden: plain layers of these widths; with `residual`, a first layer and then residual blocks
@@ -192,7 +192,6 @@ class MaskedMLP(nn.Module):
             self.register_buffer(f"mask{i}", b[:, None] >= a[None, :], persistent=False)
         reach = torch.arange(length).repeat_interleave(params)
         self.register_buffer("head_mask", reach[:, None] >= self.degrees[-1], persistent=False)
-        self._watch = Watch()
 
     def masked(self, i: int) -> Tensor:
         """Weight i without the connections that would look ahead."""
@@ -215,7 +214,7 @@ class MaskedMLP(nn.Module):
 
     def pack(self) -> Packed:
         """The network for decoding; made again only when a weight has changed."""
-        return self._watch.fresh(self.parameters(), self._pack)
+        return self.watch.fresh(tensors_of(self), self._pack)
 
     def _pack(self) -> Packed:
         stages = []

@@ -21,7 +21,7 @@ from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, GuidedBlock
 from jacobiflow.flows.native_transformer import NativeCache, NativeNet
 from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, KVCache
-from jacobiflow.flows.weights import Watch, check_size, linear_shapes
+from jacobiflow.flows.weights import Watched, check_size, linear_shapes, tensors_of
 
 CACHE_BYTES = 16 << 20  # keys and values of the rows that a CPU solves at a time: they stay in its last cache
 
@@ -101,7 +101,7 @@ class TarFlowConfig:
             yield from linear_shapes(f"blocks.{k}.proj_out", w, out)
 
 
-class PatchBlock(nn.Module):
+class PatchBlock(Watched):
     """The weights of one block: parameters of position t from the transformer's output at t - 1."""
 
     def __init__(self, config: TarFlowConfig) -> None:
@@ -121,14 +121,13 @@ class PatchBlock(nn.Module):
         self.proj_out = nn.Linear(config.width, config.dim * self.bijector.params)
         nn.init.zeros_(self.proj_out.weight)
         nn.init.zeros_(self.proj_out.bias)
-        self._watch = Watch()
 
     def native(self) -> NativeNet | None:
         """The weights for the compiled functions, where these apply; packed again when one has changed."""
         lib = usable(self.pos_embed)
         if lib is None:
             return None
-        return self._watch.fresh(self.parameters(), lambda: NativeNet(lib, self))
+        return self.watch.fresh(tensors_of(self), lambda: NativeNet(lib, self))
 
     def bind(self, labels: Tensor | None, attn_temp: float = 1.0) -> BoundPatchBlock:
         """The block for these labels [n]; None and -1 are "no label", the mean class."""
@@ -230,6 +229,7 @@ class TarFlow(Flow):
     default_init: ClassVar[Init] = "previous"
     default_unit: ClassVar[Unit] = "absolute"
     default_deviation: ClassVar[float] = 0.05
+    short_solves: ClassVar[bool] = False
 
     def __init__(self, config: TarFlowConfig) -> None:
         instance(TarFlowConfig, config)

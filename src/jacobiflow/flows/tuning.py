@@ -76,11 +76,13 @@ def tune(
     if context is not None and context.ndim == 2 and len(context):
         context = context[torch.arange(total) % len(context)]
     setting = setting_of(flow, batch_size, labels is not None, guide, bound)
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def measure() -> Plan:
         stack = flow.bound_blocks(total, labels=labels, context=context, guidance=guide)
         z = flow.to_prior(flow.noise(total, SEED))
         with native.alone(z[:batch_size]):  # as decoding will be
-            plan = core.tune(
+            return core.tune(
                 stack,
                 z,
                 batch=batch_size,
@@ -90,6 +92,8 @@ def tune(
                 clock=clock or _clock(z.device),
                 progress=progress,
             )
+
+    plan = flow.with_weights(measure)
     return Plan(plan.methods, about={"setting": asdict(setting), **plan.about})
 
 

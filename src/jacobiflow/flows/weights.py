@@ -5,69 +5,155 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from jacobiflow.core.checksum import Memory, Running, Sums, layout
 from jacobiflow.core.memory import SizeError, refuse
 
-SAMPLED = 61  # numbers looked at in each tensor
 MOST = 100_000  # tensors of a model
 T = TypeVar("T")
+R = TypeVar("R")
+
+
+Group = tuple["Watch | None", Iterable[Tensor]]  # tensors, and who else watches them
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was made of some tensors, and what they were then."""
+
+    places: list[Any]
+    versions: list[int | None]
+    memory: Memory
+    sums: list[Sums]  # of each group
+    made: Any
+
+
+class _Taken(threading.local):
+    """The sums that a thread takes for true until they are checked, by watch."""
+
+    def __init__(self) -> None:
+        self.sums: Mapping[Watch, list[Sums]] = {}
+
+
+_taken = _Taken()
 
 
 class Watch:
-    """Notices when tensors are replaced, moved, cast or written to.
+    """What was made of tensors, made again when a byte of them has changed.
 
-    Writes through `.data` leave no trace in a tensor's version, so a few numbers of each tensor
-    are looked at as well: cheap, and enough for an optimiser's step or a swap of averaged weights.
+    A checksum of every byte decides: versions and addresses of tensors do not tell of writes through `.data`,
+    a numpy view, a mapped file or shared memory.
     """
 
     def __init__(self) -> None:
-        self._places: list[tuple[int, int, torch.dtype]] = []
-        self._seen: tuple[list[int | None], float] | None = None
-        self._samples: list[Tensor] = []
-        self._ramp = torch.empty(0)
-        self._made: Any = None
+        self._seen: _Seen | None = None
         self._lock = threading.Lock()
 
-    def changed(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether anything is different from the last look; the first look says yes."""
-        with self._lock, torch.no_grad():
-            return self._changed(list(tensors))
-
     def fresh(self, tensors: Iterable[Tensor], make: Callable[[], T]) -> T:
-        """What `make` makes of these tensors, made again only when they have changed.
+        """What `make` makes of these tensors.
 
         Threads wait for the one that makes it: none is left with what was made of older weights.
         """
-        with self._lock, torch.no_grad():
-            if self._changed(list(tensors)):
-                seen, self._seen = self._seen, None  # should `make` fail, the next look says yes
-                self._made = make()
-                self._seen = seen
-            return self._made  # type: ignore[no-any-return]
+        return self.fresh_groups(((None, tensors),), make)
 
-    def _changed(self, found: list[Tensor]) -> bool:
-        places = [(id(t), t.data_ptr(), t.dtype) for t in found]
-        if places != self._places:
-            self._places, self._seen = places, None
-            self._samples = [t.detach().reshape(-1)[:: max(1, t.numel() // SAMPLED)] for t in found]
-            count = sum(map(len, self._samples))
-            self._ramp = 1 + torch.arange(count, dtype=torch.float64) % 997
-        numbers = torch.cat(self._samples).to("cpu", torch.float64) if found else self._ramp
-        now = (
-            [None if t.is_inference() else t._version for t in found],
-            float((numbers * self._ramp).sum()),
-        )  # not @: its threads would spin on
-        before, self._seen = self._seen, now
-        return before is None or repr(before) != repr(now)  # a NaN equals itself here
+    def fresh_groups(self, groups: Iterable[Group], make: Callable[[], T]) -> T:
+        """As `fresh`, of the tensors of all groups."""
+        return self._look(groups, make).made  # type: ignore[no-any-return]
+
+    def solve(
+        self, groups: Iterable[Group], make: Callable[[], T], use: Callable[[T], R], *, beside: bool = True
+    ) -> R:
+        """use(made) with what `make` makes of the tensors of all groups.
+
+        beside: large tensors are read while `use` runs on what was made before; if they have changed, it is
+        made again and `use` runs again. Else they are read first. During `use` the watches that are named
+        with the groups do not read theirs.
+        """
+        groups = [(watch, list(tensors)) for watch, tensors in groups]
+        seen = self._seen if beside else None
+        if (
+            seen is not None
+            and seen.memory.apart
+            and seen.versions == _versions(groups)
+            and seen.places == _places(groups)
+        ):
+            with Running(seen.memory, threads=1) as sums:
+                try:
+                    found = self._using(groups, seen, use)
+                except Exception:  # with weights that are gone it means nothing
+                    if sums.end() == seen.sums:
+                        raise
+                else:
+                    if sums.end() == seen.sums:
+                        return found
+        return self._using(groups, self._look(groups, make), use)
+
+    def _using(self, groups: Sequence[Group], seen: _Seen, use: Callable[[Any], R]) -> R:
+        before = _taken.sums
+        own = {watch: [sums] for (watch, _), sums in zip(groups, seen.sums, strict=True) if watch is not None}
+        _taken.sums = own | {self: seen.sums}
+        try:
+            return use(seen.made)
+        finally:
+            _taken.sums = before
+
+    def _look(self, groups: Iterable[Group], make: Callable[[], Any]) -> _Seen:
+        """What is made of the tensors as they are now."""
+        with self._lock, torch.no_grad():
+            seen = self._seen
+            if seen is not None and _taken.sums.get(self) == seen.sums:
+                return seen
+            found = [(watch, list(tensors)) for watch, tensors in groups]
+            places, versions = _places(found), _versions(found)
+            known = seen if seen is not None and seen.places == places else None
+            memory = Memory(tensors for _, tensors in found) if known is None else known.memory
+            sums = memory.sums()
+            if known is not None and known.sums == sums:
+                self._seen = replace(known, versions=versions)
+                return self._seen
+            self._seen = None  # should `make` fail, the next look calls it again
+            now = _Seen(places, versions, memory, sums, make())
+            if memory.sums() == sums:  # else they were written to meanwhile, before or after it read them
+                self._seen = now
+            return now
 
     def __reduce__(self) -> Any:
         return Watch, ()  # copies look for themselves
+
+
+class Watched(nn.Module):
+    """A module with something made of all its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watch = Watch()
+
+
+def _places(groups: Iterable[Group]) -> list[Any]:
+    """Which tensors they are, and where; memory that is kept alive is nobody else's."""
+    return [(id(t), t.data_ptr(), *layout(t)) for _, tensors in groups for t in tensors]
+
+
+def _versions(groups: Iterable[Group]) -> list[int | None]:
+    """Most changes show here. Equal versions prove nothing."""
+    return [None if t.is_inference() else t._version for _, tensors in groups for t in tensors]
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """All parameters and buffers."""
+    modules: list[nn.Module | None] = [module]
+    while modules:  # `Module.parameters` takes twice as long
+        m = modules.pop()
+        if m is not None:
+            yield from (t for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
+            modules += m._modules.values()
 
 
 def digest(tensors: Mapping[str, Tensor], *more: str) -> str:
