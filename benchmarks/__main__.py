@@ -16,7 +16,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks import auto, compiled, maf, memory, operators, roads, tarflow
+from benchmarks import auto, compiled, maf, memory, operators, roads, tarflow, weights
 from benchmarks.harness import REPEATS, ROOT, Section, record, write_tables
 
 SECTIONS = {
@@ -31,6 +31,7 @@ SECTIONS = {
     "memory": Section("peak memory of decoding", memory.rows),
     "operators": Section("where the time goes", operators.rows),
     "compile": Section("compile=True against the compiled C functions and plain torch", compiled.rows),
+    "weights": Section("looking at every byte of the weights in each call", weights.rows),
     "roads": Section("other roads, against our own decoding of the same block", roads.rows),
 }
 # Programs with options and records of their own: a module of this folder with `main()`.

@@ -174,12 +174,13 @@ def _others() -> float:
 
 # Tables
 
-UNITS = {"ratio": "x", "distance": "x", "auto_ratio": "x"}
+UNITS = {"ratio": "x", "distance": "x", "auto_ratio": "x", "check_per_read": "x"}
 HEADS = {
     "ratio": "ratio to the peer",
     "deviation": "largest deviation",
     "distance": "times the floor",
     "auto_ratio": "auto / best fixed",
+    "check_per_read": "check / read",
 }
 
 

@@ -109,6 +109,6 @@ def test_roads_that_lost_solve_the_block(kind: str, name: str) -> None:
 
 def test_every_section_and_program_is_there() -> None:
     assert {"tarflow", "batch", "length", "maf-1", "maf-100", "zuko-maf", "zuko-nsf"} <= set(SECTIONS)
-    assert {"auto", "memory", "operators", "compile", "roads"} <= set(SECTIONS)
+    assert {"auto", "memory", "operators", "compile", "weights", "roads"} <= set(SECTIONS)
     for name in PROGRAMS:
         assert (ROOT / f"benchmarks/{name}.py").exists()
