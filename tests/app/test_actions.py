@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -303,6 +304,14 @@ def test_a_bad_upload_gets_a_message(shelf: Shelf, tmp_path: Path, kind: str) ->
         invert(shelf, **INVERTED, upload=tmp_path / "a.png")
     assert len(str(refused.value)) < 250
     assert "\n" not in str(refused.value)
+
+
+def test_devices_and_pipes_are_not_opened(shelf: Shelf, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for path in (tmp_path / "pipe", tmp_path / "link", Path("/dev/zero"), tmp_path):
+        with pytest.raises(Refused, match="upload it again"):
+            invert(shelf, **INVERTED, upload=path)
 
 
 @pytest.mark.parametrize("given", [{"upload": None}, {"upload": "/no/such/file"}, {"drawing": ""}], ids=str)

@@ -103,6 +103,8 @@ def uploaded_pixels(path: str | Path | None, flow: Flow) -> tuple[Pixels, bool]:
     """
     if not path:
         raise Refused("upload a picture first")
+    if not Path(path).is_file():  # devices and pipes never end
+        raise Refused("the picture is not here any more: upload it again")
     try:
         size = Path(path).stat().st_size
         if size > LARGEST_FILE:
