@@ -7,6 +7,7 @@ import io
 import os
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from jacobiflow.analysis.walk import finish
 from jacobiflow.app import actions, pictures, render
 from jacobiflow.app.invert import Inverted, drawn_pixels, invert, uploaded_pixels
 from jacobiflow.app.models import Refused, Shelf
+from jacobiflow.app.visitors import Left
 
 ASKED: dict[str, Any] = {
     "model": "mnist",
@@ -401,6 +403,31 @@ def test_a_plan_made_anew_replaces_the_one_in_use(small: Shelf, monkeypatch: pyt
     made = actions.make_plan(small, **asked)
     assert made.plan == other
     assert flow.plan("auto", n=4) == other
+
+
+TUNING: dict[str, Callable[..., object]] = {
+    "tune": lambda shelf, asked, _: actions.make_plan(shelf, **asked, batch=1, labelled=False, guidance=0),
+    "sample": lambda shelf, asked, _: actions.sample(shelf, **ASKED | {"plan": "auto", "count": 1} | asked),
+    "invert": lambda shelf, asked, upload: invert(shelf, **asked, plan="auto", upload=upload),
+}
+
+
+@pytest.mark.parametrize("begin", TUNING)
+def test_tuning_ends_when_nobody_waits_for_it(small: Shelf, tmp_path: Path, begin: str) -> None:
+    name, calls = small.names[0], 0
+    upload = saved(tmp_path / "a.png", Image.linear_gradient("L"))
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise Left("the visitor has left")
+
+    with pytest.raises(Left):
+        TUNING[begin](small, {"model": name, "check": check}, upload)
+    assert calls == 3
+    assert not small.work.locked()
+    assert actions.stored_plan(small, model=name, batch=1, labelled=False, guidance=0).plan is None
 
 
 def test_what_the_page_cannot_show_is_refused_or_left_out(tmp_path: Path) -> None:

@@ -28,19 +28,36 @@ from jacobiflow.app.models import (
     whole,
 )
 from jacobiflow.core.plan import Plan
+from jacobiflow.core.tune import Clock
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.stored_plans import Setting, find
-from jacobiflow.flows.tuning import ROWS, auto_setting, keep, tune
+from jacobiflow.flows.tuning import ROWS, auto_setting, clock_of, keep, tune
 
 SWEPT = ("uniform", "selective")  # the plans that take a tolerance and a first guess
 FEW = 10  # samples whose way is shown
 
-Progress = Callable[[float, str], None]  # share done, and what is being done
+Progress = Callable[[float, str], None]  # share done, and what is being done; may raise to end the work
+Check = Callable[[], None]  # called often, between measurements; may raise to end the work
 
 
 def silent(share: float, text: str) -> None:
     """Progress for nobody."""
+
+
+def unchecked() -> None:
+    """A check for work that is always finished."""
+
+
+def checked_clock(flow: Flow, check: Check) -> Clock:
+    """The clock that tuning reads before and after each measurement, with a check of its own."""
+    seconds = clock_of(next(flow.parameters()).device)
+
+    def read() -> float:
+        check()
+        return seconds()
+
+    return read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +90,7 @@ def sample(
     guidance: object,
     runs: object = 1,
     progress: Progress = silent,
+    check: Check = unchecked,
 ) -> Sampled:
     """The same noise by sequential decoding and by a plan."""
     flow = shelf[model]
@@ -93,6 +111,13 @@ def sample(
         done += 1
 
     with shelf.work:
+        watched: dict[str, Any] = {}
+        if name == "auto":  # tunes now if there is no plan yet
+            watched = {
+                "clock": checked_clock(flow, check),
+                "progress": lambda text: progress(0.0, f"tuning: {text}"),
+            }
+        used = flow.plan(name, n=n, **given, **auto_condition(name, cycle, guide, n), **watched)
         z = flow.noise(n, start)
         rows, outs = compare(
             flow,
@@ -104,7 +129,6 @@ def sample(
             condition=lambda batch: labelled(cycle, batch),
             progress=lambda text: told(f"decoding {text}"),
         )
-        used = flow.plan(name, n=n, **given, **auto_condition(name, cycle, guide, n))
         few = z[:FEW]
         condition = {"guidance": guide} | labelled(cycle, len(few))
         told("convergence of each block")
@@ -208,6 +232,7 @@ def make_plan(
     labelled: object,
     guidance: object,
     progress: Progress = silent,
+    check: Check = unchecked,
 ) -> Tuned:
     """Measure again, and keep what was found for plan "auto"."""
     flow = shelf[model]
@@ -227,6 +252,7 @@ def make_plan(
             labels=torch.arange(flow.num_classes) if setting.labels else None,
             guidance=setting.guidance,
             rows=ROWS,
+            clock=checked_clock(flow, check),
             progress=told,
         )
         keep(plan, setting)

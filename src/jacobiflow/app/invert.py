@@ -13,7 +13,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from jacobiflow.app.actions import SWEPT, Progress, silent
+from jacobiflow.app.actions import SWEPT, Check, Progress, checked_clock, silent, unchecked
 from jacobiflow.app.models import (
     LARGEST_SEED,
     LARGEST_TOL,
@@ -160,6 +160,7 @@ def invert(
     init: object = None,
     seed: object = 0,
     progress: Progress = silent,
+    check: Check = unchecked,
 ) -> Inverted:
     """Encode a drawing (a PNG as a data address) or an upload (a file), then decode what came out."""
     if model not in shelf.invertible:
@@ -190,6 +191,14 @@ def invert(
             labels = torch.arange(flow.num_classes)
             by_label = tuple(flow.log_prob(x.expand(len(labels), *flow.data_shape), labels).tolist())
         progress(0.7, f"decoding, {name}")
+        if name == "auto":  # tunes now if there is no plan yet
+            flow.plan(
+                name,
+                n=1,
+                **given,
+                clock=checked_clock(flow, check),
+                progress=lambda text: progress(0.7, text),
+            )
         decoded = flow.decode(encoded.z, name, check=True, warn=False, **given, **how)
         bits = flow.bits_per_dim(x, **given)
         seen = flow.from_sequence(encoded.z.reshape(1, *flow.to_sequence(x).shape[1:]))

@@ -89,7 +89,7 @@ def tune(
                 max_deviation=bound,
                 unit=flow.default_unit,
                 rivals=_rivals(flow, bound),
-                clock=clock or _clock(z.device),
+                clock=clock or clock_of(z.device),
                 progress=progress,
             )
 
@@ -111,11 +111,14 @@ def auto_plan(
     context: Tensor | None = None,
     guidance: float | Guidance = 0.0,
     max_deviation: float | None = None,
+    clock: core.Clock | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """The plan for n samples at once: the one that is kept for this machine, or one that is made now.
 
     Plans are made for batches of powers of two, for all classes in turn and for guidance in half
-    steps; other requests take the nearest batch and the next stronger guidance.
+    steps; other requests take the nearest batch and the next stronger guidance. clock, progress: as in
+    `tune`; what they raise ends the tuning, and nothing is kept.
     """
     if n == 0:
         return Plan.sequential(len(flow.blocks))
@@ -127,6 +130,11 @@ def auto_plan(
         plan = _known.get(key) or find(setting, len(flow.blocks))
         if plan is None:
             with tqdm(desc=f"tuning batches of {setting.batch}, once", disable=None, leave=False) as bar:
+
+                def told(text: str) -> None:
+                    bar.set_postfix_str(text)
+                    progress(text)
+
                 plan = tune(
                     flow,
                     setting.batch,
@@ -134,7 +142,8 @@ def auto_plan(
                     labels=None if labels is None else torch.arange(flow.num_classes),
                     context=context,
                     guidance=setting.guidance,
-                    progress=lambda text: bar.set_postfix_str(text),
+                    clock=clock,
+                    progress=told,
                 )
             keep(plan, setting)
         _known[key] = plan
@@ -211,7 +220,7 @@ def _digest(flow: Flow) -> str:
     return known[1]
 
 
-def _clock(device: torch.device) -> core.Clock:
+def clock_of(device: torch.device) -> core.Clock:
     """Seconds, after the device has done what it was given."""
     if device.type != "cuda":
         return time.perf_counter
