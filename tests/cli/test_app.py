@@ -33,6 +33,9 @@ def test_a_port_that_is_taken_is_one_line(run: Any) -> None:
         (("--host", "no.such.host.invalid"), "--host no.such.host.invalid: no such address"),
         (("--port", 0, "--model", "nowhere"), "no model 'nowhere'"),
         (("--device", "toaster"), "--device must be"),
+        (("--allow-host", "a.example", "--allow-host", "b.example:80"), "without a port, not 'b.example:80'"),
+        (("--allow-host", "http://a.example"), "--allow-host takes a name such as play.example.org"),
+        (("--allow-host", ""), "--allow-host takes a name such as play.example.org"),
     ],
 )
 def test_mistakes_are_one_line(run: Any, args: tuple[object, ...], words: str) -> None:

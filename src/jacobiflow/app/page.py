@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -11,14 +12,14 @@ import gradio as gr
 from jacobiflow.analysis.walk import Walk
 from jacobiflow.app import actions, pad, render
 from jacobiflow.app.actions import SWEPT, Sampled
+from jacobiflow.app.gate import KEEP_SECONDS, is_upload
 from jacobiflow.app.invert import invert
 from jacobiflow.app.models import LARGEST_GUIDANCE, RUNS, Refused, Shelf, most
+from jacobiflow.app.visitors import VISITORS, WAITING, Visitors
 from jacobiflow.core.memory import out_of_memory
 from jacobiflow.core.types import INITS, JacobiflowError
 from jacobiflow.flows.flow import PLANS
 
-VISITORS = 50  # whose last samples are remembered
-FORGET = 3600  # seconds after which a visitor's samples are let go
 # Those who ask for work wait in line; a look at what is there waits for nobody's turn.
 WORK: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "work", "api_visibility": "private"}
 LOOK: dict[str, Any] = {
@@ -59,9 +60,9 @@ def attempt(work: Callable[[], list[Any]], outputs: int) -> list[Any]:
     return [render.complaint(text), *[gr.skip()] * outputs]
 
 
-def build(shelf: Shelf) -> gr.Blocks:
-    """The whole page."""
-    page = gr.Blocks(title="jacobiflow", analytics_enabled=False, delete_cache=(FORGET, FORGET))
+def build(shelf: Shelf, visitors: Visitors, uploads: Path) -> gr.Blocks:
+    """The whole page. uploads: the folder that gradio keeps uploads in."""
+    page = gr.Blocks(title="jacobiflow", analytics_enabled=False, delete_cache=(KEEP_SECONDS, KEEP_SECONDS))
     with page:
         gr.HTML(
             "<h1>jacobiflow</h1><p>Normalizing flows, sampled by parallel sweeps instead of one position "
@@ -69,14 +70,16 @@ def build(shelf: Shelf) -> gr.Blocks:
             elem_classes="jf-head",
         )
         with gr.Tab("Sample"):
-            _sample_tab(shelf)
+            _sample_tab(shelf, visitors)
         with gr.Tab("Invert"):
-            _invert_tab(shelf)
+            _invert_tab(shelf, visitors, uploads)
         with gr.Tab("Plans"):
-            _plan_tab(shelf)
+            _plan_tab(shelf, visitors)
         for name, reason in shelf.left_out.items():
             gr.HTML(render.note(f"{name} is left out: {reason}"))
     page.state_session_capacity = VISITORS
+    page.queue(max_size=WAITING, api_open=False)
+    page.has_launched = True  # gradio checks the paths of files only then; mounting does not set it
     return page
 
 
@@ -108,17 +111,23 @@ def _status(name: str) -> gr.HTML:
     return gr.HTML(RESTING, elem_id=name, elem_classes="jf-status", min_height=72)
 
 
-def _told(progress: gr.Progress) -> actions.Progress:
+def _watched(visitors: Visitors, request: gr.Request, progress: gr.Progress) -> dict[str, Any]:
+    """Progress for a visitor, and a check that ends the work when the visitor has left."""
+
+    def check() -> None:
+        visitors.check(request.session_hash)
+
     def tell(share: float, text: str) -> None:
+        check()
         progress(share, desc=text)
 
-    return tell
+    return {"progress": tell, "check": check}
 
 
 # Sample
 
 
-def _sample_tab(shelf: Shelf) -> None:
+def _sample_tab(shelf: Shelf, visitors: Visitors) -> None:
     first = shelf.names[0]
     flow, labels = shelf[first], _labels(shelf, first)
     with gr.Row():
@@ -162,7 +171,7 @@ def _sample_tab(shelf: Shelf) -> None:
                 stumble = gr.HTML("", elem_id="stumble", elem_classes="jf-message")
                 walked = gr.HTML(elem_id="walk", min_height=200)
             sweeps, curves = gr.HTML(elem_id="sweeps"), gr.HTML(elem_id="curves")
-    state, way = gr.State(time_to_live=FORGET), gr.State(time_to_live=FORGET)
+    state, way = gr.State(time_to_live=KEEP_SECONDS), gr.State(time_to_live=KEEP_SECONDS)
 
     def fit(name: str) -> list[Any]:
         flow, labels = shelf[name], _labels(shelf, name)
@@ -173,12 +182,12 @@ def _sample_tab(shelf: Shelf) -> None:
             gr.update(visible=bool(labels), value=0),
         ]
 
-    def draw(progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
+    def draw(request: gr.Request, progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
         names = ("model", "labels", "count", "seed", "plan", "tol", "init", "guidance", "runs")
 
         def work() -> list[Any]:
             given = dict(zip(names, values, strict=True))
-            found = actions.sample(shelf, **given, progress=_told(progress))
+            found = actions.sample(shelf, **given, **_watched(visitors, request, progress))
             progress(0.9, desc="walking through the first block")
             choices = [(_block_name(i, len(found.plan)), i) for i in range(1, len(found.plan) + 1)]
             return [
@@ -237,7 +246,7 @@ def _block_name(i: int, last: int) -> str:
 # Invert
 
 
-def _invert_tab(shelf: Shelf) -> None:
+def _invert_tab(shelf: Shelf, visitors: Visitors, uploads: Path) -> None:
     names = shelf.invertible
     if not names:
         gr.HTML(render.note("None of the models here is one of pictures."))
@@ -276,18 +285,21 @@ def _invert_tab(shelf: Shelf) -> None:
             gr.update(value=flow.default_init),
         ]
 
-    def run(source: str, values: tuple[Any, ...], progress: gr.Progress) -> list[Any]:
+    def run(source: str, values: tuple[Any, ...], watched: dict[str, Any]) -> list[Any]:
         given = dict(zip((source, "model", "label", "plan", "tol", "init"), values, strict=True))
-        return attempt(
-            lambda: [render.inverted(invert(shelf, **given, progress=_told(progress)))],
-            1,
-        )
 
-    def drawing(progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
-        return run("drawing", (values[0] or "", *values[1:]), progress)
+        def work() -> list[Any]:
+            if given.get("upload") and not is_upload(given["upload"], uploads):
+                raise Refused("this file was not uploaded here: upload a picture first")
+            return [render.inverted(invert(shelf, **given, **watched))]
 
-    def picture(progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
-        return run("upload", values, progress)
+        return attempt(work, 1)
+
+    def drawing(request: gr.Request, progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
+        return run("drawing", (values[0] or "", *values[1:]), _watched(visitors, request, progress))
+
+    def picture(request: gr.Request, progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
+        return run("upload", values, _watched(visitors, request, progress))
 
     asked = [model, label, plan, tol, init]
     model.input(fit, model, [label, tol, init], **LOOK)
@@ -302,7 +314,7 @@ def _one_of(labels: list[str]) -> list[tuple[str, str]]:
 # Plans
 
 
-def _plan_tab(shelf: Shelf) -> None:
+def _plan_tab(shelf: Shelf, visitors: Visitors) -> None:
     first = shelf.names[0]
     flow = shelf[first]
     conditional = flow.num_classes > 0
@@ -338,10 +350,9 @@ def _plan_tab(shelf: Shelf) -> None:
     def stored(*values: Any) -> list[Any]:
         return attempt(lambda: [render.tuned(actions.stored_plan(shelf, **given(values)))], 1)
 
-    def tuned(progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
-        return attempt(
-            lambda: [render.tuned(actions.make_plan(shelf, **given(values), progress=_told(progress)))], 1
-        )
+    def tuned(request: gr.Request, progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
+        watched = _watched(visitors, request, progress)
+        return attempt(lambda: [render.tuned(actions.make_plan(shelf, **given(values), **watched))], 1)
 
     asked = [model, batch, labelled, guidance]
     model.input(fit, model, [labelled, guidance], **LOOK)

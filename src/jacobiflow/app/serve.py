@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
+from jacobiflow.app.gate import Gate, host_name
+from jacobiflow.app.invert import LARGEST_FILE
 from jacobiflow.app.models import Refused, Shelf
+from jacobiflow.app.visitors import VISITORS, Visitors
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+CONNECTIONS = 8 * VISITORS
 
 
 def serve(
@@ -19,48 +27,73 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 7860,
+    allow_host: Sequence[str] = (),
     device: torch.device | str = "cpu",
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve the playground until it is stopped; `ready` gets the address when the door is open.
 
-    port 0 is any free one. Nothing is asked of other machines, neither here nor by the page.
+    port 0 is any free one. allow_host: names that it answers to besides `host`, the address that a
+    visitor connected to and those of loopback. The page asks nothing of other machines.
     """
+    names = [host, *(_allowed(name) for name in allow_host)]
+    folder = TemporaryDirectory(prefix="jacobiflow-app-", ignore_cleanup_errors=True)
+    with folder as uploads, _door(host, port) as door:
+        server = _server(model, device, door, host, names, Path(uploads))
+        # Browsers keep a connection open; that it is cut in the end is no error.
+        logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
+        ready(f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}")
+        server.run(sockets=[door])
+
+
+def _server(
+    model: str, device: torch.device | str, door: socket.socket, host: str, names: list[str], uploads: Path
+) -> Any:
+    """The page behind its gate. uploads: a folder that nobody but this user can write."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["GRADIO_TEMP_DIR"] = str(uploads)
     try:
         import gradio as gr
         import uvicorn
         from fastapi import FastAPI
     except ImportError:
         raise Refused("the playground needs gradio: pip install 'jacobiflow[app]'") from None
-    from jacobiflow.app.invert import LARGEST_FILE
     from jacobiflow.app.page import build
     from jacobiflow.app.style import CSS, theme
 
-    door = _door(host, port)
-    with door:
-        shelf = Shelf(model, device)
-        address = f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}"
-        app = gr.mount_gradio_app(
-            FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
-            build(shelf),
-            path="/",
-            server_name=host,
-            server_port=door.getsockname()[1],
-            footer_links=[],
-            run_history=False,
-            enable_monitoring=False,
-            ssr_mode=False,
-            show_error=False,
-            max_file_size=LARGEST_FILE,
-            theme=theme(),
-            css=CSS,
-        )
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-        # Browsers keep a connection open; that it is cut in the end is no error.
-        logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
-        ready(address)
-        server.run(sockets=[door])
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        shutil.rmtree(uploads, ignore_errors=True)  # here: uvicorn ends the process at SIGTERM
+
+    visitors = Visitors()
+    page = gr.mount_gradio_app(
+        FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan),
+        build(Shelf(model, device), visitors, uploads),
+        path="/",
+        server_name=host,
+        server_port=door.getsockname()[1],
+        footer_links=[],
+        run_history=False,
+        enable_monitoring=False,
+        ssr_mode=False,
+        show_error=False,
+        max_file_size=LARGEST_FILE,
+        theme=theme(),
+        css=CSS,
+    )
+    gate = Gate(page, names=names, uploads=uploads, visitors=visitors)
+    config = uvicorn.Config(
+        gate, log_level="warning", timeout_graceful_shutdown=1, limit_concurrency=CONNECTIONS
+    )
+    return uvicorn.Server(config)
+
+
+def _allowed(name: str) -> str:
+    found = host_name(f"[{name}]" if ":" in name else name)
+    if not found:
+        raise Refused(f"--allow-host takes a name such as play.example.org, without a port, not {name!r}")
+    return found
 
 
 def _door(host: str, port: int) -> socket.socket:

@@ -26,6 +26,7 @@ CSS = """
 .jf-complaint { border: 1px solid #dc2626; border-radius: 8px; padding: .5rem .7rem; margin: 0; }
 .jf-status .pending { opacity: 0; }
 .jf-message:not(:has(.jf-complaint)) { display: none; }
+#upload a { pointer-events: none; color: inherit; }
 #labels .token { padding: 0 .2rem 0 .4rem; }
 .jf-pair { grid-template-columns: repeat(auto-fit, minmax(min(17rem, 100%), 1fr)); }
 .jf-small { grid-template-columns: repeat(auto-fit, minmax(min(9rem, 45%), 1fr)); }

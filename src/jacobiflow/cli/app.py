@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from jacobiflow.app.serve import LOOPBACK, serve
+import tyro
+
+from jacobiflow.app.gate import LOOPBACK
+from jacobiflow.app.serve import serve
 from jacobiflow.cli.options import note, parse, pick_device
 
 
@@ -25,7 +29,11 @@ class Args:
     port: int = 7860
     """Port to listen on; 0 is any free one."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 lets other machines in."""
+    """Address to listen on; 0.0.0.0 lets other machines in. They use this machine's address or a name
+    given with --allow-host."""
+    allow_host: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")] = ()
+    """Answer to this name too; may be repeated. Without it the page answers to localhost, to --host and to
+    the address that a visitor connects to; requests for other hosts are rejected."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
 
@@ -39,4 +47,11 @@ def main(argv: Sequence[str]) -> None:
             note("everybody who can reach this machine can use the page: there is no password")
         print(f"the playground is at {address} (Ctrl-C ends it)", flush=True)
 
-    serve(args.model, host=args.host, port=args.port, device=pick_device(args.device), ready=ready)
+    serve(
+        args.model,
+        host=args.host,
+        port=args.port,
+        allow_host=args.allow_host,
+        device=pick_device(args.device),
+        ready=ready,
+    )
