@@ -16,7 +16,7 @@ from subjects import NAMES, subject
 def test_curves_end_at_the_exact_answer(name: str) -> None:
     s = subject(name)
     z = s.flow.noise(2, seed=3)
-    found = convergence(s.flow, z, tol=0, guidance=s.guidance, **s.condition(2))
+    found = convergence(s.flow, z, tol=0, init="previous", guidance=s.guidance, **s.condition(2))
     assert len(found.blocks) == len(s.flow.blocks)
     assert found.samples == 2
     for block in found.blocks:
@@ -56,7 +56,7 @@ def test_a_curve_ends_when_updates_are_within_tol(tol: float) -> None:
     found = convergence(s.flow, z, tol=tol)
     block, order = s.flow.bound_blocks(2)[0]
     seq = z.unsqueeze(-1) if order is None else z[:, order, None]
-    out = jf.jacobi(block, seq, tol=tol)
+    out = jf.decode(block, seq, s.flow.plan("uniform", tol=tol)[0])
     assert len(found.blocks[0].jacobi) - 1 == out.stats.blocks[0].sweeps.max()
 
 

@@ -402,7 +402,7 @@ def test_a_plan_made_anew_replaces_the_one_in_use(small: Shelf, monkeypatch: pyt
         actions.make_plan(small, **asked | {"batch": None})
     made = actions.make_plan(small, **asked)
     assert made.plan == other
-    assert flow.plan("auto", n=4) == other
+    assert flow.plan("auto", n=4) == other.in_unit(flow.default_unit)
 
 
 TUNING: dict[str, Callable[..., object]] = {
