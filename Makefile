@@ -9,16 +9,16 @@ WORKERS ?= 2
 
 .PHONY: demo test lint format bench docs pictures clean
 
-$(VENV)/core: pyproject.toml constraints.txt
+$(VENV)/core: pyproject.toml models/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing jacobiflow into $(VENV) (once)"
 	@$(PIP) torch
-	@$(PIP) -e .
+	@$(PIP) -e . -e ./models
 	@touch $@
 
-$(VENV)/dev: $(VENV)/core
+$(VENV)/dev: $(VENV)/core lab/pyproject.toml
 	@echo "installing what tests and checks need into $(VENV) (once)"
-	@$(PIP) -e '.[dev,hub,data,peers,tensorboard,eval,baselines,app,docs]'
+	@$(PIP) -e '.[dev,hub,data,peers,tensorboard,docs]' -e './lab[eval,baselines,app]'
 	@touch $@
 
 demo: $(VENV)/core

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import jacobiflow as jf
-from jacobiflow.analysis.compare import compare
 from jacobiflow.data.pictures import save_grid
+from jacobiflow.flows.compare import compare
 from jacobiflow.training.recipe import Recipe
 
 LARGEST = 8_000_000  # bytes of a bundled folder
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--data", choices=DATA, default="mnist", help="what it was trained on")
     parser.add_argument("--quality", type=Path, help="JSON with more figures for the card")
     parser.add_argument("--notes", default="", help="a sentence for the card")
-    parser.add_argument("--out", type=Path, default=Path("src/jacobiflow/bundled"))
+    parser.add_argument("--out", type=Path, default=Path("models/src/jacobiflow_models"))
     args = parser.parse_args()
     flow, folder = jf.load(args.run / "model"), args.out / args.name
     figures: dict[str, Any] = {"half_precision": half_precision(flow, folder)}

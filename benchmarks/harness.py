@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import jacobiflow as jf
+from jacobiflow.core.hardware import machine
 from jacobiflow.flows.masked import MaskedMLP
-from jacobiflow.flows.stored_plans import machine
 
 ROOT = Path(__file__).parent.parent
 REPEATS = 7

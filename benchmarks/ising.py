@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 import jacobiflow as jf
-from jacobiflow.metrics.ising import evaluate
-from jacobiflow.paper.maf import full_passes
+from jacobiflow_lab.metrics.ising import evaluate
+from jacobiflow_lab.paper.maf import full_passes
 
 PARTS = ("sampling", "physics", "maf")
-CARD = Path("src/jacobiflow/bundled/ising-16/README.md")
+CARD = Path("models/src/jacobiflow_models/ising-16/README.md")
 
 
 def seconds(run: Callable[[Tensor], object], flow: jf.Flow, n: int, batch: int) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import jacobiflow as jf
 from benchmarks.harness import Row, floor, one_sweep, race
-from jacobiflow.paper.plain import plain_tarflow
+from jacobiflow.flows.plain_loop import plain_tarflow
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 from typing import Any
@@ -10,7 +9,7 @@ from unittest import mock
 
 import tyro
 
-from jacobiflow.cli.main import COMMANDS
+from jacobiflow.cli.main import COMMANDS, find
 
 PROGRAM = re.compile(r"(?:^(?:\S*/)?jacobiflow|-m jacobiflow\.cli\.main)\s+(.*)", re.DOTALL)
 
@@ -44,7 +43,7 @@ def read(line: str) -> None:
 
     with mock.patch.object(tyro, "cli", cli):
         try:
-            importlib.import_module(f"jacobiflow.cli.{name}").main(rest)
+            find(name).main(rest)
         except Read:
             return
     raise AssertionError(f"the program ended before it had read its options: {line}")

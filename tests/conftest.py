@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["running"]
+
 # Tests run side by side (pytest-xdist); more threads than cores only slow each other down.
 torch.set_num_threads(1)
 

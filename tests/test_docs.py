@@ -139,8 +139,9 @@ def look_up(line: str) -> None:
         made = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         assert set(targets) <= set(made), line
     if words[:2] == ["pip", "install"]:
-        known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        for extras in re.findall(r"(?:\.|jacobiflow)\[(.*?)\]", line):
+        for name, extras in re.findall(r"(\.|jacobiflow|jacobiflow-lab|\./lab)\[(.*?)\]", line):
+            folder = ROOT / "lab" if name.endswith("lab") else ROOT
+            known = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
             assert set(extras.split(",")) <= set(known["optional-dependencies"]), line
 
 

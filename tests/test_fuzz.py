@@ -19,7 +19,7 @@ import torch
 
 import fuzzing
 import jacobiflow as jf
-from jacobiflow.core.memory import SizeError
+from jacobiflow.core.hardware import SizeError
 from jacobiflow.data.sources import DataConfig, DataError, load_images
 from subjects import maf, tarflow
 from zygote import Zygote

@@ -12,7 +12,7 @@ from subjects import maf, tarflow
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.peers import NflowsMAF
 
-from jacobiflow.paper.plain import plain_tarflow
+from jacobiflow.flows.plain_loop import plain_tarflow
 
 
 def test_the_plain_loop_is_sequential_decoding() -> None:

@@ -30,7 +30,7 @@ from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
 from jacobiflow.flows.tuning import tune
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "MAF",

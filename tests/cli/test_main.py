@@ -231,7 +231,7 @@ def test_models_lists_recipes_and_bundled_models(
     assert "no models are bundled" in run("models").out
     assert json.loads(run("models", "--json").out)["models"] == []
     flow = maf(1.0, features=4, hidden=(6,))
-    flow.save(tmp_path / "bundled" / "toy")
+    flow.save(tmp_path / "toy")
     count = sum(p.numel() for p in flow.parameters())
     ran = run("models")
     assert (ran.status, ran.err) == (0, "")
@@ -340,3 +340,12 @@ def test_importing_jacobiflow_imports_little_beyond_torch() -> None:
     assert not {name.partition(".")[0] for name in new} & set(HEAVY)
     others = {n.partition(".")[0] for n in new} - {"jacobiflow"} - set(sys.stdlib_module_names)
     assert not others
+
+
+@pytest.mark.parametrize("command", ["evaluate", "analyze", "reproduce", "app"])
+def test_a_command_of_the_lab_names_its_distribution(
+    run: Any, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "entry_points", lambda **_: [])
+    told = run(command, "mnist").complaint
+    assert told == f"jacobiflow {command}: this command belongs to jacobiflow-lab: pip install jacobiflow-lab"

@@ -34,16 +34,9 @@ def labelled(tmp_path: Path) -> jf.Flow:
 
 
 @pytest.fixture(autouse=True)
-def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """In a folder of its own, and without the plot, which takes longer than all the rest."""
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    if "figures" not in request.fixturenames:
-        monkeypatch.setattr(sample, "save_convergence", lambda blocks, path, title: path.touch())
-
-
-@pytest.fixture
-def figures() -> None:
-    """Asks for the plot."""
 
 
 def arrays(path: str = "out/samples.npz") -> dict[str, np.ndarray]:
@@ -66,15 +59,12 @@ def decoded(flow: jf.Flow, n: int, plan: Any, **options: Any) -> jf.Decoded:
 FULL = "sample model -n 6 --labels 0-2 --plan sequential uniform selective --tol 0.5 --guidance 1.0 --seed 0"
 
 
-@pytest.mark.usefixtures("figures")
 def test_everything_at_once(run: Any, labelled: jf.Flow) -> None:
     ran = run(*FULL.split(), "--time-at", 1, "--out", "a/out", "--json")
     assert ran.status == 0
     doc = json.loads(ran.out)
     assert doc == json.loads(Path("a/out/report.json").read_text())
-    files = [*(f"{p}.png" for p in PLANS), "samples.npz", "convergence.png"]
-    with Image.open("a/out/convergence.png") as picture:
-        assert picture.width > 500
+    files = [*(f"{p}.png" for p in PLANS), "samples.npz"]
     assert doc["files"] == files
     assert {p.name for p in Path("a/out").iterdir()} == {*files, "report.json"}
     assert (doc["model"], doc["n"], doc["labels"], doc["seed"]) == ("model", 6, "0-2", 0)
@@ -171,13 +161,13 @@ def test_denoising(run: Any, labelled: jf.Flow) -> None:
 
 def test_plan_files(run: Any, labelled: jf.Flow) -> None:
     plan = jf.Plan((jf.Method(width=3, tol=0.01), jf.Method(width=1)))
-    for name in ("fast.json", "a/fast.json", "labels.json", "convergence.json", "file.json"):
+    for name in ("fast.json", "a/fast.json", "labels.json", "file.json"):
         Path(name).parent.mkdir(exist_ok=True)
         plan.save(name)
-    names = ["fast.json", "a/fast.json", "labels.json", "convergence.json", "file.json"]
+    names = ["fast.json", "a/fast.json", "labels.json", "file.json"]
     assert run("sample", "model", "-n", 2, "--labels", 1, "--plan", "uniform", *names).status == 0
     found = arrays()
-    own = ["fast", "fast-2", "labels-2", "convergence-2", "file-2"]
+    own = ["fast", "fast-2", "labels-2", "file-2"]
     assert found.keys() == {"uniform", "labels", *own}
     want = decoded(labelled, 2, plan, labels=1).x.numpy()
     for name in own:
@@ -243,7 +233,7 @@ def test_vectors_are_pictures_if_their_length_is_a_square(run: Any, features: in
     ran = run("sample", "maf", "-n", 4, "--plan", "sequential", "selective", "--json")
     assert ran.status == 0
     doc = json.loads(ran.out)
-    assert [f for f in doc["files"] if f != "convergence.png" and f.endswith(".png")] == (
+    assert [f for f in doc["files"] if f.endswith(".png")] == (
         ["sequential.png", "selective.png"] if side else []
     )
     assert Path("out/sequential.png").exists() == bool(side)
@@ -265,7 +255,6 @@ def test_channels_that_make_no_picture(run: Any, channels: int, mode: str | None
             assert picture.mode == mode
 
 
-@pytest.mark.usefixtures("figures")
 def test_an_untrained_flow(run: Any) -> None:
     jf.TarFlow(jf.TarFlowConfig(**SHAPE, patch_size=2)).save("model")
     ran = run("sample", "model", "-n", 2, "--plan", "uniform")

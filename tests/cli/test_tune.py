@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow.cli import sample
 from jacobiflow.core import tune as core
 from jacobiflow.flows import tuning
 from subjects import maf, tarflow
@@ -25,7 +24,6 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder of its own, with a flow of three classes and an empty cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sample, "save_convergence", lambda blocks, path, title: path.touch())
     tarflow(0.25, num_classes=3, **SHAPE).save("model")
 
 

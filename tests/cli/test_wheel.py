@@ -1,4 +1,4 @@
-"""The wheel: all that the package needs is in it, and it works without the repository."""
+"""The wheels: each holds its whole package, and together they work without the repository."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 import jacobiflow as jf
 from jacobiflow.flows.checkpoint import bundled_names
 from jacobiflow.training.recipe import recipe_names
-from subjects import tarflow
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "jacobiflow"
+DISTRIBUTIONS = {"jacobiflow": ROOT, "jacobiflow_lab": ROOT / "lab", "jacobiflow_models": ROOT / "models"}
 
 
 def call(*args: object, cwd: Path, **env: str) -> str:
@@ -35,49 +34,64 @@ def call(*args: object, cwd: Path, **env: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("dist")
-    call("-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
-    (found,) = folder.glob("*.whl")
-    return found
+    for project in DISTRIBUTIONS.values():
+        call("-m", "build", "--wheel", "--no-isolation", "--outdir", folder, project, cwd=folder)
+    return {path.name.partition("-")[0]: path for path in folder.glob("*.whl")}
+
+
+def install(site: Path, *found: Path) -> dict[str, str]:
+    """The environment in which these wheels, and nothing of the repository, are on the path."""
+    call("-m", "pip", "install", "--quiet", "--no-deps", "--target", site, *found, cwd=site.parent)
+    return {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_whole_package(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_a_wheel_holds_its_whole_package(wheels: dict[str, Path], name: str) -> None:
+    package = DISTRIBUTIONS[name] / "src" / name
+    with zipfile.ZipFile(wheels[name]) as archive:
         names = set(archive.namelist())
         about = next(n for n in names if n.endswith(".dist-info/METADATA"))
         text = archive.read(about).decode()
-        scripts = archive.read(about.replace("METADATA", "entry_points.txt")).decode()
-    assert wheel.name == f"jacobiflow-{jf.__version__}-py3-none-any.whl"
+    assert wheels[name].name == f"{name}-{jf.__version__}-py3-none-any.whl"
     assert f"Version: {jf.__version__}\n" in text
-    assert "jacobiflow = jacobiflow.cli.main:run" in scripts
-    files = {p.relative_to(PACKAGE.parent).as_posix() for p in PACKAGE.rglob("*") if p.is_file()}
-    files = {name for name in files if "__pycache__" not in name}
-    inside = {name for name in names if ".dist-info/" not in name}
-    assert inside == files
-    assert "jacobiflow/py.typed" in inside
-    for name in recipe_names():
-        assert f"jacobiflow/training/recipes/{name}.toml" in inside
-    for name in bundled_names():
-        for file in ("config.json", "model.safetensors", "README.md"):
-            assert f"jacobiflow/bundled/{name}/{file}" in inside
+    files = {p.relative_to(package.parent).as_posix() for p in package.rglob("*") if p.is_file()}
+    files = {file for file in files if "__pycache__" not in file}
+    assert {n for n in names if ".dist-info/" not in n} == files
+    assert any(n.endswith(".dist-info/licenses/LICENSE") for n in names)
 
 
 @pytest.mark.slow
-def test_the_wheel_works_on_its_own(wheel: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    call("-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel, cwd=tmp_path)
-    alone = {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
+def test_what_each_wheel_brings(wheels: dict[str, Path]) -> None:
+    inside = {name: zipfile.ZipFile(path).namelist() for name, path in wheels.items()}
+    for name in recipe_names():
+        assert f"jacobiflow/training/recipes/{name}.toml" in inside["jacobiflow"]
+    assert "jacobiflow/py.typed" in inside["jacobiflow"]
+    assert "jacobiflow_lab/py.typed" in inside["jacobiflow_lab"]
+    assert not any(file.endswith(".safetensors") for file in inside["jacobiflow"])
+    for name in bundled_names():
+        for file in ("config.json", "model.safetensors", "README.md"):
+            assert f"jacobiflow_models/{name}/{file}" in inside["jacobiflow_models"]
+
+
+@pytest.mark.slow
+def test_library_and_models_work_without_the_lab(wheels: dict[str, Path], tmp_path: Path) -> None:
+    alone = install(tmp_path / "site", wheels["jacobiflow"], wheels["jacobiflow_models"])
     code = "import jacobiflow.cli.main as program; print(program.__file__); program.main(['models'])"
     where, _, listed = call("-c", code, cwd=tmp_path, **alone).partition("\n")
-    assert Path(where).is_relative_to(site)
+    assert Path(where).is_relative_to(tmp_path / "site")
     assert all(name in listed for name in [*recipe_names(), *bundled_names()])
-    model = "mnist"
-    if model not in bundled_names():
-        model = "model"
-        shape = {"image_size": 4, "width": 8, "head_dim": 4, "blocks": 2, "layers_per_block": 1}
-        tarflow(0.2, **shape).save(tmp_path / model)
-    out = call("-m", "jacobiflow.cli.main", "sample", model, "-n", 4, cwd=tmp_path, **alone)
+    out = call("-m", "jacobiflow.cli.main", "sample", "mnist", "-n", 4, cwd=tmp_path, **alone)
     assert out.startswith("plan ")
     assert (tmp_path / "out" / "selective.png").stat().st_size > 100
+
+
+@pytest.mark.slow
+def test_the_lab_adds_its_commands(wheels: dict[str, Path], tmp_path: Path) -> None:
+    all_of_them = install(tmp_path / "site", *wheels.values())
+    for command in ("evaluate", "analyze", "reproduce", "app"):
+        code = f"import jacobiflow.cli.main as program; print(program.find({command!r}).__file__)"
+        where = call("-c", code, cwd=tmp_path, **all_of_them)
+        assert Path(where.strip()) == tmp_path / "site" / "jacobiflow_lab" / "cli" / f"{command}.py"

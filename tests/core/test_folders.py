@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from jacobiflow.core import folders, native
+from jacobiflow.core import cache_folder as folders
+from jacobiflow.core import native
 
 PLANTED = """
 #include <stdio.h>

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from jacobiflow.data.pictures import save_grid, to_pixels
+from jacobiflow.data.pictures import save_grid, save_strip, to_pixels
 
 
 def test_the_ends_and_the_middle_of_the_range() -> None:
@@ -85,3 +85,22 @@ def test_a_grid_holds_the_images_row_by_row(
         assert np.array_equal(small[top : top + 3, left : left + 4], pixels)
         used[top : top + 3, left : left + 4] = True
     assert (small[~used] == 128).all()
+
+
+def test_a_strip_holds_a_row_of_images_per_method(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows = [(name, torch.rand(4, 1, 14, 14, generator=draw) * 2 - 1) for name in ("one", "two")]
+    save_strip(rows, tmp_path / "strip.png", title="a title", shown=3)
+    with Image.open(tmp_path / "strip.png") as picture:
+        assert picture.mode == "RGB"
+        sheet = np.asarray(picture)
+    top = 20  # the title
+    for _, x in rows:
+        for i, pixels in enumerate(to_pixels(x)[:3]):
+            left = i * (4 * 14 + 4) + 2
+            tile = sheet[top + 2 : top + 2 + 56, left : left + 56]
+            assert np.array_equal(tile, pixels.repeat(4, 0).repeat(4, 1).repeat(3, 2))
+        below = sheet[top + 62 : top + 62 + 20]
+        assert (below < 128).any()  # the caption
+        top += 62 + 20
+    assert len(sheet) == top

@@ -14,7 +14,7 @@ import torch
 
 import jacobiflow as jf
 from jacobiflow.core import tune as core
-from jacobiflow.core.folders import cache_folder
+from jacobiflow.core.cache_folder import cache_folder
 from jacobiflow.flows import tuning
 from subjects import maf, subject, tarflow
 

@@ -19,8 +19,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import jacobiflow as jf
+from jacobiflow.core.files import write_atomically
 from jacobiflow.flows import checkpoint
-from jacobiflow.flows.checkpoint import CARD, CONFIG, WEIGHTS, CheckpointError, write_atomically
+from jacobiflow.flows.checkpoint import CARD, CONFIG, WEIGHTS, CheckpointError
 from subjects import MAKERS, NAMES, maf, subject, tarflow
 
 
@@ -575,8 +576,8 @@ def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_bundled_names_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = tiny_maf()
-    flow.save(tmp_path / "package" / "bundled" / "toy")
-    (tmp_path / "package" / "bundled" / "notes").mkdir()
+    flow.save(tmp_path / "package" / "toy")
+    (tmp_path / "package" / "notes").mkdir()
     monkeypatch.setattr(checkpoint, "files", lambda name: tmp_path / "package")
     monkeypatch.chdir(tmp_path)
     assert checkpoint.bundled_names() == ["toy"]
@@ -585,7 +586,13 @@ def test_bundled_names_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert same(jf.load("toy"), flow)
     assert same(jf.load("./toy"), tiny_maf(2))
     refused("other", "a bundled name (toy)")
-    refused("../bundled/toy", "no model")
+    refused("../package/toy", "no model")
+
+
+def test_without_the_bundle_the_error_names_its_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "MODELS", "jacobiflow_models_that_are_not_installed")
+    assert checkpoint.bundled_names() == []
+    refused("mnist", "no model 'mnist'", "pip install jacobiflow-models")
 
 
 def test_every_bundled_model_loads() -> None:

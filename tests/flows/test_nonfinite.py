@@ -12,8 +12,8 @@ import torch
 
 import jacobiflow as jf
 import subjects
-from jacobiflow.analysis.compare import compare
-from jacobiflow.analysis.convergence import convergence
+from jacobiflow.flows.compare import compare
+from jacobiflow_lab.analysis.convergence import convergence
 from subjects import tarflow
 
 

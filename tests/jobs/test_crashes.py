@@ -146,7 +146,11 @@ def test_processes_that_lose_their_first(flow: Any, zygote: Zygote, tmp_path: Pa
 
 # Places that cannot be written to
 
-FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
+# The C library is loaded first: its private copy in memory counts as a file, too.
+FULL = (
+    "import resource; from jacobiflow.core import native; native.library(); "
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
+)
 # Root writes anywhere, until it has lost this capability (CAP_DAC_OVERRIDE, at its next exec).
 DROP = "import ctypes, os; ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)"
 CLOSED = f"{DROP}; os.execv(sys.executable, [sys.executable, '-m', 'jacobiflow.cli.main', *sys.argv[1:]])"

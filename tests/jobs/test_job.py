@@ -20,9 +20,10 @@ from safetensors.numpy import load_file
 import jacobiflow as jf
 from jacobiflow.cli import job as cli
 from jacobiflow.cli import sample
+from jacobiflow.core import locks as lock
+from jacobiflow.core import processes as world
 from jacobiflow.data.pictures import to_pixels
 from jacobiflow.jobs import batch, manifest, progress, runner, shards
-from jacobiflow.training import lock, world
 from leftovers import SMALL, files, samples
 from subjects import maf, tarflow
 
@@ -170,7 +171,6 @@ def test_a_large_number_is_a_job(job: Any, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sample, "LARGE", 20)
     assert job(tmp_path / "a", "-n", 20)[0] == 0
     assert samples(tmp_path / "a")["index"].tolist() == list(range(20))
-    monkeypatch.setattr(sample, "save_convergence", lambda blocks, path, title: path.touch())
     assert job(tmp_path / "b", "-n", 20, "--plan", "uniform", "selective")[0] == 0
     assert (tmp_path / "b/samples.npz").exists()
 

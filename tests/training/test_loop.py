@@ -20,12 +20,12 @@ from PIL import Image
 
 import jacobiflow as jf
 from jacobiflow.cli.train import build_flow, load_for
+from jacobiflow.core.processes import World
 from jacobiflow.data.pictures import save_grid
 from jacobiflow.training import loop
 from jacobiflow.training.log import Log
 from jacobiflow.training.loop import Trainer, batches, learning_rate
 from jacobiflow.training.recipe import Recipe, TrainingConfig
-from jacobiflow.training.world import World
 
 MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist.npz"
 

@@ -24,10 +24,11 @@ from safetensors.torch import load_file, save_file
 
 from jacobiflow.cli import train as cli
 from jacobiflow.cli.main import main
-from jacobiflow.training import lock, log, loop, state
+from jacobiflow.core import locks as lock
+from jacobiflow.core.processes import World
+from jacobiflow.training import log, loop, state
 from jacobiflow.training.loop import TrainingError
 from jacobiflow.training.recipe import Recipe
-from jacobiflow.training.world import World
 
 LONG = ("--training.epochs", "24", "--training.ema", "0.9", "--model.volume-preserving")  # 120 steps
 PATIENCE = 300  # seconds

@@ -13,11 +13,11 @@ from torch import Tensor
 
 import jacobiflow as jf
 from jacobiflow.cli.train import build_flow, load_for
+from jacobiflow.core.processes import World
 from jacobiflow.data.ising import Ising
 from jacobiflow.flows.flow import standard_normal
 from jacobiflow.training.loop import ReverseKL, Trainer
 from jacobiflow.training.recipe import Recipe, RecipeError
-from jacobiflow.training.world import World
 from subjects import maf
 
 RECIPE = """

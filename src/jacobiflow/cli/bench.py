@@ -12,8 +12,6 @@ import torch
 import tyro
 
 import jacobiflow
-from jacobiflow.analysis.compare import compare
-from jacobiflow.analysis.plots import save_times
 from jacobiflow.cli.options import (
     make_folder,
     note,
@@ -24,10 +22,12 @@ from jacobiflow.cli.options import (
     report,
 )
 from jacobiflow.cli.sample import SWEPT, check_plans, exit_status, show
+from jacobiflow.core.hardware import machine
 from jacobiflow.core.records import as_json
+from jacobiflow.data.pictures import as_images, save_strip
 from jacobiflow.flows.checkpoint import load
+from jacobiflow.flows.compare import Row, compare
 from jacobiflow.flows.nonfinite import remedy
-from jacobiflow.flows.stored_plans import machine
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Args:
     """Time plans against sequential decoding on this machine.
 
     Every plan decodes the same noise at each batch size. Runs alternate between plans, the table
-    shows their medians, and how far each answer is from exact. Into --out go bench.json and bench.png.
+    shows their medians, and how far each answer is from exact. Into --out go bench.json and, for images,
+    bench.png: one row of samples per plan with its time.
 
     example: jacobiflow bench mnist --batch 1 16 --plan uniform selective
     """
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     flow = load(args.model, device=pick_device(args.device))
-    refuse_context(flow, "jacobiflow.analysis.compare")
+    refuse_context(flow, "jacobiflow.flows.compare")
     largest = max(args.batch)
     labels = parse_labels(args.labels, largest, flow.num_classes)
 
@@ -85,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
         flow.plan(plan, **options(plan))
     make_folder(args.out)
     z = flow.noise(largest, args.seed)
-    rows, _ = compare(
+    rows, outs = compare(
         flow,
         z,
         plans,
@@ -96,7 +97,12 @@ def main(argv: Sequence[str]) -> int:
         progress=lambda text: note(f"timing {text}"),
     )
     setting = f"{machine(z.device)}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    save_times(rows, args.out / "bench.png", title=f"{args.model} on {setting}")
+    files = ["bench.json"]
+    if as_images(z.new_empty(1, *flow.data_shape)) is not None:
+        last = {row.plan: row for row in rows if row.batch == largest}
+        strips = [(_caption(last[plan]), outs[plan].x) for plan in plans]
+        save_strip(strips, args.out / "bench.png", title=f"{args.model}, batch {largest}, {setting}")
+        files.append("bench.png")
     doc = {
         "model": args.model,
         "seed": args.seed,
@@ -113,9 +119,13 @@ def main(argv: Sequence[str]) -> int:
     text = json.dumps(doc, indent=2, allow_nan=False) + "\n"
     (args.out / "bench.json").write_text(text, encoding="utf-8")
     text = f"{show(rows)}\n\nmedians of {args.repeats} alternating runs on {setting}"
-    report(doc, f"{text}\nwritten to {args.out}: bench.json, bench.png", as_json=args.json)
+    report(doc, f"{text}\nwritten to {args.out}: {', '.join(files)}", as_json=args.json)
     worst = max(rows, key=lambda r: r.nonfinite)
     return exit_status("bench", worst.nonfinite, worst.batch, remedy(0.0, z.dtype))
+
+
+def _caption(row: Row) -> str:
+    return f"{Path(row.plan).name}: {1000 * row.seconds:,.0f} ms, {row.speedup:.2g}x"
 
 
 def check(args: Args) -> None:

@@ -5,14 +5,13 @@ The script is made once and holds all names: pressing Tab starts no Python.
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import re
 from contextlib import redirect_stdout, suppress
 from typing import Any
 
-from jacobiflow.cli.main import COMMANDS
+from jacobiflow.cli.main import COMMANDS, find
 from jacobiflow.flows.checkpoint import bundled_names
 from jacobiflow.flows.flow import PLANS
 from jacobiflow.training.recipe import recipe_names
@@ -35,7 +34,7 @@ def options(command: str) -> list[str]:
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "400"  # no option is broken over lines
     try:
-        main: Any = importlib.import_module(f"jacobiflow.cli.{command}").main
+        main: Any = find(command).main
         for call in calls:
             with redirect_stdout(text := io.StringIO()), suppress(SystemExit):
                 main(call)

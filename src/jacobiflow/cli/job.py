@@ -16,8 +16,10 @@ import torch
 from jacobiflow import __version__
 from jacobiflow.cli.options import label_cycle, note, pick_device, report
 from jacobiflow.cli.sample import Args, check_model, exit_status
-from jacobiflow.core.memory import refuse
+from jacobiflow.core.hardware import refuse
+from jacobiflow.core.locks import Lock
 from jacobiflow.core.plan import Plan
+from jacobiflow.core.processes import World, leave
 from jacobiflow.data.pictures import as_images
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import PLANS, Flow
@@ -27,8 +29,6 @@ from jacobiflow.jobs.manifest import Job, JobError, Settings, fingerprint, versi
 from jacobiflow.jobs.progress import done
 from jacobiflow.jobs.runner import Outcome, clear, refuse_others, run
 from jacobiflow.jobs.shards import RECORDS, turn
-from jacobiflow.training.lock import Lock
-from jacobiflow.training.world import World, leave
 
 LARGEST, LARGEST_SHARD, MOST_THREADS = 10**9, 10**5, 1024
 

@@ -7,8 +7,10 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
+LAB = "jacobiflow-lab"  # the distribution of the commands that the library does not have
 COMMANDS = {
     "sample": "draw samples: a picture, a table of times and how exact they are",
     "tune": "find the fastest plan of a flow on this machine, and keep it",
@@ -21,6 +23,20 @@ COMMANDS = {
     "app": "open the playground, a page for the browser",
     "models": "list the bundled models and recipes",
 }
+
+
+def find(name: str) -> Any:
+    """The module of a command: the library's own, or one that another distribution registers."""
+    for entry in entry_points(group="jacobiflow.commands", name=name):
+        return entry.load()
+    try:
+        return importlib.import_module(f"jacobiflow.cli.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"jacobiflow.cli.{name}":
+            raise
+        from jacobiflow.core.types import JacobiflowError
+
+        raise JacobiflowError(f"this command belongs to {LAB}: pip install {LAB}") from None
 
 
 def overview() -> str:
@@ -64,11 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"jacobiflow: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    from jacobiflow.core.memory import out_of_memory
+    from jacobiflow.core.hardware import out_of_memory
     from jacobiflow.core.types import JacobiflowError
 
-    command: Any = importlib.import_module(f"jacobiflow.cli.{name}")
     try:
+        command = find(name)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             status = command.main(rest) or 0

@@ -15,9 +15,6 @@ import torch
 import tyro
 from torch import Tensor
 
-from jacobiflow.analysis.compare import Row, compare
-from jacobiflow.analysis.convergence import convergence
-from jacobiflow.analysis.plots import save_convergence
 from jacobiflow.cli.options import (
     make_folder,
     note,
@@ -28,11 +25,12 @@ from jacobiflow.cli.options import (
     report,
     table,
 )
-from jacobiflow.core.memory import memory
+from jacobiflow.core.hardware import memory
 from jacobiflow.core.records import as_json
 from jacobiflow.core.types import Decoded
 from jacobiflow.data.pictures import as_images, save_grid
 from jacobiflow.flows.checkpoint import load
+from jacobiflow.flows.compare import Row, compare
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.nonfinite import describe, nonfinite_rows, remedy
@@ -48,7 +46,7 @@ class Args:
 
     Decodes the same noise with every --plan and says how long each took, how many sweeps its blocks
     needed and how far it is from exact sequential decoding. Into --out go a grid of each plan, the
-    samples (samples.npz), the figures (report.json) and the convergence plot.
+    samples (samples.npz) and the figures (report.json). `jacobiflow analyze` shows how sweeps converge.
 
     With --format, or 100,000 samples and more, it is a job: samples go into shards, and the same
     command goes on where it was, whatever stopped it.
@@ -140,12 +138,6 @@ def main(argv: Sequence[str]) -> int:
         progress=lambda text: note(f"decoding {text}"),
     )
     files, lost = write(args, flow, labels, {p: outs[p] for p in args.plan})
-    few = z[:8]
-    note("measuring how sweeps approach the exact answer")
-    found = convergence(flow, few, guidance=guide, **condition(len(few)))
-    save_convergence(
-        found, args.out / "convergence.png", title=f"{args.model}: sweeps against one position a step"
-    )
     doc = {
         "model": args.model,
         "n": args.n,
@@ -156,11 +148,11 @@ def main(argv: Sequence[str]) -> int:
         "repeats": args.repeats,
         "rows": [as_json(asdict(r)) for r in rows],
         "nonfinite": lost,
-        "files": [*files, "convergence.png"],
+        "files": files,
     }
     text = json.dumps(doc, indent=2, allow_nan=False) + "\n"
     (args.out / "report.json").write_text(text, encoding="utf-8")
-    names = ", ".join([*files, "convergence.png", "report.json"])
+    names = ", ".join([*files, "report.json"])
     report(doc, f"{show(rows)}\n\nwritten to {args.out}: {names}", as_json=args.json)
     return exit_status("sample", lost, args.n, remedy(guide, z.dtype))
 
@@ -252,7 +244,7 @@ def stems(plans: Sequence[str]) -> list[str]:
     >>> stems(["uniform", "a/fast.json", "b/fast.json", "labels.json"])
     ['uniform', 'fast', 'fast-2', 'labels-2']
     """
-    used = {"labels", "convergence", "file", "allow_pickle"}  # taken by other files and by np.savez
+    used = {"labels", "file", "allow_pickle"}  # taken by other files and by np.savez
     found = []
     for plan in plans:
         stem = plan if plan in NAMED else Path(plan).stem

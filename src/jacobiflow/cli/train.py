@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from jacobiflow.cli.options import listing, note, parse, pick_device
+from jacobiflow.core.processes import World, leave
 from jacobiflow.data.ising import Ising
 from jacobiflow.data.sources import DataConfig, Images, load_images
 from jacobiflow.flows.flow import Flow
@@ -21,7 +22,6 @@ from jacobiflow.flows.weights import check_size
 from jacobiflow.training.log import last
 from jacobiflow.training.loop import STEPS, Draws, Trainer, TrainingError
 from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_names
-from jacobiflow.training.world import World, leave
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.folders import own_folder, read_own, write_own
+from jacobiflow.core.cache_folder import own_folder, read_own, write_own
 
 KERNELS = Path(__file__).with_name("kernels")
 SOURCES = ("transformer.c", "masked.c", "bands.c", "spline.c", "elementwise.c", "checksum.c")
@@ -83,7 +83,7 @@ def _built(compiler: str, name: str) -> bytes:
 def _build(compiler: str, out: Path) -> bytes:
     sources = [str(KERNELS / name) for name in SOURCES]
     command = [compiler, *FLAGS, *sources, "-o", str(out), "-lm", "-lpthread"]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
     content = out.read_bytes()
     return content + hashlib.sha256(content).digest()  # loaders do not mind what follows the last section
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from jacobiflow.core.memory import memory
+from jacobiflow.core.hardware import memory
 from jacobiflow.core.records import check_plain
 from jacobiflow.data.config import DataError, Fit
 

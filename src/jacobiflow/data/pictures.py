@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from jacobiflow.flows.nonfinite import nonfinite_rows
@@ -55,3 +56,32 @@ def save_grid(x: Tensor, path: str | Path, *, columns: int = 8, gap: int = 1, zo
         sheet[top : top + h, left : left + w] = image
     picture = Image.fromarray(sheet[..., 0] if c == 1 else sheet)
     picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST).save(path)
+
+
+def save_strip(
+    rows: Sequence[tuple[str, Tensor]], path: str | Path, *, title: str = "", shown: int = 10
+) -> None:
+    """Rows of images, each with its caption below it, as one PNG: the same noise by several methods.
+
+    The tensors are anything that `as_images` takes.
+    """
+    pictures = [as_images(x[:shown]) for _, x in rows]
+    zoom = max(1, round(56 / max(p.shape[-1] for p in pictures if p is not None)))
+    font, line, gap = ImageFont.load_default(13), 20, 2
+    strips = []
+    for images in pictures:
+        assert images is not None, "the caller checks that samples are images"
+        pixels = to_pixels(images).repeat(zoom, 1).repeat(zoom, 2).repeat(3 if images.shape[1] == 1 else 1, 3)
+        strips.append(np.concatenate(list(np.pad(pixels, ((0, 0), (gap, gap), (gap, gap), (0, 0)))), axis=1))
+    texts = [title, *(caption for caption, _ in rows)]
+    width = max(*(s.shape[1] for s in strips), *(int(font.getlength(text)) + 8 for text in texts))
+    sheet = Image.new("RGB", (width, line * len(texts) + sum(s.shape[0] + gap for s in strips)), "white")
+    draw = ImageDraw.Draw(sheet)
+    draw.text((4, 2), title, fill="black", font=font)
+    top = line if title else 0
+    for (caption, _), strip in zip(rows, strips, strict=True):
+        sheet.paste(Image.fromarray(strip), (0, top))
+        top += strip.shape[0] + gap
+        draw.text((4, top), caption, fill="black", font=font)
+        top += line
+    sheet.crop((0, 0, width, top)).save(path)

@@ -13,13 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import secrets
 import tempfile
-import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -31,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from jacobiflow.core.files import checksum, write_atomically
 from jacobiflow.core.records import RecordError, build, check_plain, parse_json, read_text
 from jacobiflow.core.types import JacobiflowError
 from jacobiflow.flows.flow import Flow
@@ -41,6 +38,7 @@ FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     TarFlow.family: (TarFlow, TarFlowConfig),
     MAF.family: (MAF, MAFConfig),
 }
+MODELS = "jacobiflow_models"  # the distribution of bundled checkpoints: one folder per model
 HUB_ID = re.compile(r"[^./~\\][^/\\]*/[^/\\]+")  # user/model
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -51,24 +49,6 @@ class CheckpointError(JacobiflowError, ValueError):
 
 
 # Writing
-
-
-def write_atomically(path: Path, write: Callable[[str], object]) -> None:
-    """Call write(name of a private file beside `path`), then move it to `path` in one step."""
-    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with open(name, "xb") as f:
-            mode = os.fstat(f.fileno()).st_mode
-            os.fchmod(f.fileno(), 0o600)  # until it is whole
-        write(str(name))
-        os.chmod(name, mode)
-        with open(name, "rb") as f:
-            os.fsync(f.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            name.unlink()
-        raise
 
 
 def save(
@@ -120,14 +100,6 @@ def _mark(doc: Mapping[str, Any]) -> str:
     """What names a config in the header of its weights."""
     plain = json.dumps([doc.get("family"), doc.get("config")], sort_keys=True)
     return hashlib.sha256(plain.encode()).hexdigest()[:16]
-
-
-def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Finds damage by accident, in files that safetensors itself takes for whole."""
-    found = 0
-    for name in sorted(tensors):
-        found = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, found)
-    return f"{found:08x}"
 
 
 def _present(folder: Path) -> dict[str, Any] | None:
@@ -189,13 +161,13 @@ def _find(source: str | Path, revision: str | None) -> tuple[Path, str | None]:
     except OSError as error:
         raise CheckpointError(f"cannot read {short(name)}: {error.strerror}") from None
     if name in bundled_names():
-        path = Path(str(files("jacobiflow") / "bundled" / name))
+        path = Path(str(files(MODELS) / name))
     elif there and not path.is_dir():
         raise CheckpointError(f"{name} is a file; a checkpoint is a folder with {CONFIG} and {WEIGHTS}")
     elif not there and isinstance(source, str) and HUB_ID.fullmatch(source):
         return _download(source, revision)
     elif not there:
-        known = ", ".join(bundled_names()) or "none"
+        known = ", ".join(bundled_names()) or "none installed: pip install jacobiflow-models"
         raise CheckpointError(
             f"no model {name!r}: give a bundled name ({known}), a checkpoint folder or a hub id"
         )
@@ -205,13 +177,12 @@ def _find(source: str | Path, revision: str | None) -> tuple[Path, str | None]:
 
 
 def bundled_names() -> list[str]:
-    """The models that come with the package."""
-    folder = files("jacobiflow") / "bundled"
-    return (
-        sorted(f.name for f in folder.iterdir() if f.is_dir() and (f / CONFIG).is_file())
-        if folder.is_dir()
-        else []
-    )
+    """The models of the distribution jacobiflow-models; none where it is not installed."""
+    try:
+        folder = files(MODELS)
+    except ModuleNotFoundError:
+        return []
+    return sorted(f.name for f in folder.iterdir() if f.is_dir() and (f / CONFIG).is_file())
 
 
 def _read(folder: Path, dtype: torch.dtype) -> Flow:

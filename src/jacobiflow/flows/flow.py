@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from jacobiflow.core import native
 from jacobiflow.core.decode import decode
+from jacobiflow.core.hardware import refuse
 from jacobiflow.core.implicit import attach
-from jacobiflow.core.memory import refuse
 from jacobiflow.core.noise import row_noise
 from jacobiflow.core.plan import Plan, PlanError
 from jacobiflow.core.types import (

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
-import torch
-
-from jacobiflow.core.folders import own_folder, read_own, warn_once, write_own
+from jacobiflow.core.cache_folder import own_folder, read_own, warn_once, write_own
 from jacobiflow.core.plan import Plan
 from jacobiflow.core.tune import tolerances
 from jacobiflow.flows.guidance import Guidance
@@ -38,19 +34,6 @@ class Setting:
         text = json.dumps(asdict(self), sort_keys=True)
         folder = own_folder("plans")
         return folder and folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-
-
-@cache
-def machine(device: torch.device) -> str:
-    """The name of the processor that does the work."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not on every system
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 def find(setting: Setting, blocks: int) -> Plan | None:

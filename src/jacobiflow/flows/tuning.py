@@ -17,12 +17,13 @@ from tqdm import tqdm
 
 from jacobiflow.core import native
 from jacobiflow.core import tune as core
-from jacobiflow.core.folders import own_folder
+from jacobiflow.core.cache_folder import own_folder
+from jacobiflow.core.hardware import machine
 from jacobiflow.core.plan import Plan
 from jacobiflow.flows.arguments import instance
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.stored_plans import Setting, find, machine, store
+from jacobiflow.flows.stored_plans import Setting, find, store
 from jacobiflow.flows.weights import digest
 
 ROWS = 64  # samples, at least, that deviations are measured on, to choose and again to verify

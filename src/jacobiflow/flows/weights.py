@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from jacobiflow.core.checksum import Memory, Running, Sums, layout
-from jacobiflow.core.memory import SizeError, refuse
+from jacobiflow.core.hardware import SizeError, refuse
 
 MOST = 100_000  # tensors of a model
 T = TypeVar("T")

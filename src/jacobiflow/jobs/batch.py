@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from jacobiflow.core.memory import available, out_of_memory
+from jacobiflow.core.hardware import available, out_of_memory
 from jacobiflow.core.plan import Plan
 from jacobiflow.core.types import Method
 from jacobiflow.flows.flow import Flow

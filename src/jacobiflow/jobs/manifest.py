@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from jacobiflow.core import native
+from jacobiflow.core.files import write_atomically
 from jacobiflow.core.plan import Plan
 from jacobiflow.core.records import LARGEST, RecordError, build, parse_json, read_text
 from jacobiflow.core.types import JacobiflowError
-from jacobiflow.flows.checkpoint import write_atomically
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.weights import digest

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.memory import out_of_memory
+from jacobiflow.core.files import write_atomically
+from jacobiflow.core.hardware import out_of_memory
+from jacobiflow.core.processes import StopKey, World
 from jacobiflow.core.types import STATUSES, Status
-from jacobiflow.flows.checkpoint import write_atomically
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.nonfinite import nonfinite_rows
 from jacobiflow.jobs.manifest import FILE, Job, JobError
 from jacobiflow.jobs.progress import Progress, done
 from jacobiflow.jobs.shards import PARTIAL, RECORDS, SHARDS, Record, Shard, finish, turn
-from jacobiflow.training.world import StopKey, World
 
 SUMS = "SHA256SUMS"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from jacobiflow.core.files import write_atomically
 from jacobiflow.core.types import JacobiflowError
-from jacobiflow.flows.checkpoint import write_atomically
 
 
 class Log:

@@ -21,18 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jacobiflow.core.files import checksum
+from jacobiflow.core.locks import Lock
+from jacobiflow.core.processes import StopKey, World
 from jacobiflow.core.types import JacobiflowError
 from jacobiflow.data.ising import Ising
 from jacobiflow.data.pictures import save_grid
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Batch, prepare
-from jacobiflow.flows.checkpoint import checksum
 from jacobiflow.flows.flow import Flow, standard_normal
-from jacobiflow.training.lock import Lock
 from jacobiflow.training.log import Log
 from jacobiflow.training.recipe import Recipe, TrainingConfig
 from jacobiflow.training.state import CONTENT, load_state, save_state
-from jacobiflow.training.world import StopKey, World
 
 # What may change when a run goes on: it decides what is written, or how a step is computed, not what it is.
 FREE = {

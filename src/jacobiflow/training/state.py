@@ -11,9 +11,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from jacobiflow.core.files import checksum, write_atomically
 from jacobiflow.core.records import check_plain
 from jacobiflow.core.types import JacobiflowError
-from jacobiflow.flows.checkpoint import checksum, write_atomically
 
 FILE = "state.safetensors"
 CONTENT = "checksum of the training images"

@@ -1,0 +1,274 @@
+"""The gate in front of the page: which requests reach gradio, and how large they may be.
+
+Gradio has many routes that the page does not use. Some fetch addresses from the internet, run functions
+without the queue or write files. The gate lets only the page's own routes through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from jacobiflow_lab.app.invert import LARGEST_FILE
+from jacobiflow_lab.app.visitors import Visitors
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SMALLEST_FILE = 2**16  # bytes that a file counts for, so that there are not too many
+LARGEST_FORM = LARGEST_FILE + 2**16  # bytes of a file with the lines around it
+LARGEST_JSON = 2 * 2**20  # bytes; a drawing has at most half of it
+LARGEST_HELD = 8 * LARGEST_FORM  # bytes of all requests that are read at the same time
+LARGEST_STORE = 100 * LARGEST_FORM  # bytes of all uploads that are kept
+READ_SECONDS = 60  # for the body of a request
+DRAIN_SECONDS = 5  # for the rest of a body that is rejected
+KEEP_SECONDS = 3600  # after which uploads and samples are deleted
+
+API = "/gradio_api"
+HEARTBEAT, DATA, JOIN, UPLOAD = (f"{API}/{x}" for x in ("heartbeat/", "queue/data", "queue/join", "upload"))
+PAGES = {"/", "/config", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json"}
+READS = PAGES | {DATA, f"{API}/upload_progress"}
+FOLDERS = ("/assets/", "/static/", HEARTBEAT)
+WRITES = {JOIN: LARGEST_JSON, UPLOAD: LARGEST_FORM}
+SESSION = re.compile(r"[\w-]{1,64}", re.ASCII)
+
+
+class Rejected(Exception):
+    """A request that does not reach the page; the message is the answer."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def host_name(text: str) -> str:
+    """The name in a Host header, without its port; "" if there is none.
+
+    >>> host_name("LocalHost.:7860"), host_name("[::1]:7860"), host_name("a b")
+    ('localhost', '::1', '')
+    """
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::\d*)?", text.strip(), re.ASCII)
+    return (found[1] or found[2]).lower().removesuffix(".") if found else ""
+
+
+def is_upload(path: object, folder: Path) -> bool:
+    """Whether a path names a regular file in the upload folder, or one that was deleted from it.
+
+    Links are resolved first. Devices, pipes and folders are not uploads.
+    """
+    try:
+        real = Path(str(path)).resolve()
+        return real.is_relative_to(folder.resolve()) and (real.is_file() or not real.exists())
+    except (OSError, ValueError, RuntimeError):  # names that no file can have, links in a circle
+        return False
+
+
+class Incoming:
+    """The body of a request while it comes in."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.ended = False
+
+    async def chunk(self) -> bytes:
+        """The next bytes."""
+        message = await self._receive()
+        self.ended = not message.get("more_body", False)
+        if message["type"] == "http.disconnect":
+            raise Rejected(400, "the request ended early")
+        return bytes(message.get("body", b""))
+
+    async def drain(self) -> None:
+        """Let the rest pass: a client that still sends when the connection is closed loses the answer."""
+        with suppress(TimeoutError, Rejected):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while not self.ended:
+                    await self.chunk()
+
+
+class Gate:
+    """Wraps the page. names: hosts that it answers to. uploads: the folder that uploads are kept in."""
+
+    def __init__(self, app: App, *, names: Collection[str], uploads: Path, visitors: Visitors) -> None:
+        self.app = app
+        self.names = {*LOOPBACK, *(name.lower() for name in names)}
+        self.uploads = uploads
+        self.visitors = visitors
+        self._held = 0  # bytes of the requests that are read now
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":  # the page uses no websockets
+            return await send({"type": "websocket.close", "code": 1008})
+        body, incoming = bytearray(), Incoming(receive)
+        try:
+            listener = await self._check(scope, incoming, body)
+            if scope["method"] == "POST":
+                receive = _replay(bytes(body), receive)
+            with self.visitors.connected(listener) if listener else nullcontext():
+                await self.app(scope, receive, send)
+        except Rejected as error:
+            await _answer(send, incoming, error)
+        finally:
+            self._held -= len(body)
+
+    async def _check(self, scope: Scope, incoming: Incoming, body: bytearray) -> str | None:
+        """Reject a request or read its body; returns the session that listens for messages, if one does."""
+        self._check_host(scope)
+        path, method = scope["path"], scope["method"]
+        if method in ("GET", "HEAD") and (path in READS or path.startswith(FOLDERS)):
+            return self._admit(_listener(scope)) if path == DATA or path.startswith(HEARTBEAT) else None
+        if method != "POST" or path not in WRITES:
+            raise Rejected(404, "the playground has no such page")
+        await self._read(scope, incoming, body, WRITES[path])
+        if path == UPLOAD:
+            _check_form(scope, body)
+            self._make_room(len(body))
+        else:
+            self._check_json(body)
+        return None
+
+    def _check_json(self, body: bytearray) -> None:
+        """Reject documents that name files other than uploads; gradio reads the document that was checked."""
+        document = _parse(body)
+        if not all(is_upload(path, self.uploads) for path in _paths(document)):
+            raise Rejected(403, "this file was not uploaded here: upload a picture first")
+        self._admit(document.get("session_hash"))
+        checked = json.dumps(document).encode()
+        self._held += len(checked) - len(body)
+        body[:] = checked
+
+    def _check_host(self, scope: Scope) -> None:
+        """Reject names that other sites can give this machine, and requests that pages of such sites send."""
+        here = str((scope.get("server") or [""])[0]).removeprefix("::ffff:")  # the address connected to
+        headers = [(key.lower(), value.decode("latin-1")) for key, value in scope["headers"]]
+        hosts = [value for key, value in headers if key == b"host"]
+        origins = [urlsplit(value).netloc for key, value in headers if key == b"origin"]
+        if len(hosts) != 1:
+            raise Rejected(400, "a request needs one Host header")
+        for host in hosts + origins:
+            name = host_name(host)
+            if not name or name not in {*self.names, here}:
+                raise Rejected(
+                    403,
+                    f"the playground does not answer to {name or 'this host'}: "
+                    f"if that is its name, start it with --allow-host {name or 'NAME'}",
+                )
+
+    def _admit(self, session: object) -> str:
+        if not isinstance(session, str) or not SESSION.fullmatch(session):
+            raise Rejected(400, "session_hash: give up to 64 letters and digits")
+        if not self.visitors.admit(session):
+            raise Rejected(503, f"{self.visitors.limit} visitors are here already: try again later")
+        return session
+
+    async def _read(self, scope: Scope, incoming: Incoming, body: bytearray, limit: int) -> None:
+        """The whole body, within its limit, whatever its length is said to be."""
+        too_large = Rejected(413, f"the request is too large: {limit // 2**20} MB is the most")
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared) > limit:
+            raise too_large
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                while not incoming.ended:
+                    chunk = await incoming.chunk()
+                    if len(body) + len(chunk) > limit:
+                        raise too_large
+                    if self._held + len(chunk) > LARGEST_HELD:
+                        raise Rejected(503, "too many requests are read at the moment: try again later")
+                    self._held += len(chunk)
+                    body += chunk
+        except TimeoutError:
+            raise Rejected(408, f"the request took more than {READ_SECONDS} seconds: send it again") from None
+
+    def _make_room(self, size: int) -> None:
+        """Delete old uploads, also those that gradio lost; reject one that does not fit beside the rest."""
+        oldest = time.time() - KEEP_SECONDS
+        for path in self.uploads.rglob("*"):
+            with suppress(OSError):  # folders that are not empty, and what somebody else has deleted
+                found = path.lstat()
+                if found.st_mtime < oldest:
+                    path.rmdir() if path.is_dir() else path.unlink()
+                elif not path.is_dir():
+                    size += max(found.st_size, SMALLEST_FILE)
+        if size > LARGEST_STORE:
+            raise Rejected(503, "there is no room for more uploads: try again later")
+
+
+def _listener(scope: Scope) -> object:
+    """The session_hash of a request that waits for messages."""
+    if scope["path"] == DATA:
+        return parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [None])[0]
+    return scope["path"].removeprefix(HEARTBEAT)
+
+
+def _check_form(scope: Scope, body: bytearray) -> None:
+    """Reject a form that is not one whole file: gradio would leave pieces of it in its folder."""
+    kind = dict(scope["headers"]).get(b"content-type", b"")
+    found = re.match(rb'multipart/form-data; *boundary="?([\w\'()+,./:=?-]{1,70})"?$', kind)
+    line = b"--" + found[1] if found else b""
+    if not found or body.count(line) != 2 or not body.rstrip().endswith(line + b"--"):
+        raise Rejected(400, "an upload is a form with one file: upload one picture")
+
+
+def _parse(body: bytearray) -> dict[str, Any]:
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise Rejected(400, "the request is not a JSON object")
+    return document
+
+
+def _paths(document: Any) -> list[Any]:
+    """Everything in a document that gradio could take for the path of a file."""
+    found, open_ = [], [document]
+    while open_:
+        value = open_.pop()
+        if isinstance(value, dict):
+            found += [value["path"]] if "path" in value else []
+            open_ += value.values()
+        elif isinstance(value, list):
+            open_ += value
+    return found
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Gives the body that was read, then what follows it."""
+    waiting = [body]
+
+    async def again() -> Message:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return again
+
+
+async def _answer(send: Send, incoming: Incoming, error: Rejected) -> None:
+    """One line; then the connection is closed."""
+    body = f"{error}\n".encode()
+    headers = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await incoming.drain()
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,133 @@
+"""One loop for the baselines: it stops when its seconds are used up, and goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from jacobiflow.core.processes import StopKey
+from jacobiflow.data.config import DataConfig
+from jacobiflow.data.sources import Images, load_images
+from jacobiflow.data.transforms import prepare
+from jacobiflow.training.loop import batches, generator
+from jacobiflow.training.state import load_state, save_state
+from jacobiflow_lab.baselines import ddim, fastgan
+from jacobiflow_lab.baselines.learner import BaselineError, Generator, Learner
+
+Kind = Literal["ddim", "fastgan"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MODULES: dict[str, Any] = {"ddim": ddim, "fastgan": fastgan}
+LEARNERS: dict[str, type[Any]] = {"ddim": ddim.DDIMLearner, "fastgan": fastgan.FastGANLearner}
+ABOUT, LOG = "baseline.json", "log.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """How far training has come."""
+
+    kind: str
+    folder: str
+    steps: int
+    seconds: float
+    images: int  # that it was trained on
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+def train_baseline(
+    kind: Kind,
+    data: Images | DataConfig,
+    budget_seconds: float,
+    out: str | Path,
+    *,
+    options: dict[str, Any] | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    save_every: int = 200,
+    log_every: int = 50,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Trained:
+    """Train a baseline on images for so many seconds of this machine, in all runs together, into `out`.
+
+    The same call goes on where the last one was stopped, with what an undisturbed run would have drawn.
+    `out` then holds what `load_baseline` reads, and the state of the run.
+
+    data: images, or where they are; the training part is used. options: fields of the kind's Config.
+    steps: at most so many, None is as many as the seconds allow.
+    """
+    if kind not in KINDS:
+        raise BaselineError(f"baselines are {', '.join(KINDS)}, not {kind!r}")
+    if not 0 <= budget_seconds < math.inf:
+        raise BaselineError(f"budget_seconds must be finite and not negative, not {budget_seconds}")
+    images = load_images(data)[0] if isinstance(data, DataConfig) else data
+    learner, settings = make(kind, images, options or {}, seed, torch.device(device))
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    step = load_state(folder, settings, learner.model, learner.optimizer, learner.average)
+    spent = learner.model.get_buffer("seconds")
+    order = batches(len(images), learner.config.batch_size, seed, step)
+    last = math.inf if steps is None else steps
+    place = next(learner.model.parameters()).device
+    with StopKey() as stop, open(folder / LOG, "a", encoding="utf-8") as log:
+        while step < last and float(spent) < budget_seconds and not stop.pressed:
+            began = time.perf_counter()
+            x = prepare(images, next(order), generator(seed, step, 1), flip=learner.config.flip).x
+            losses = learner.step(step, x.to(place), generator(seed, step, 2))
+            step += 1
+            spent += time.perf_counter() - began
+            if step % log_every == 0:
+                log.write(json.dumps({"step": step, "seconds": round(float(spent), 1), **losses}) + "\n")
+                log.flush()
+                shown = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
+                progress(f"{kind} step {step}, {float(spent):.0f} of {budget_seconds:.0f} s: {shown}")
+            if step % save_every == 0:
+                save_state(folder, step, settings, learner.model, learner.optimizer, learner.average)
+    save_state(folder, step, settings, learner.model, learner.optimizer, learner.average)
+    if stop.pressed:
+        raise BaselineError(f"stopped after step {step}; the same command goes on from there")
+    learner.export(folder)
+    found = Trained(
+        kind=kind, folder=str(folder), steps=step, seconds=round(float(spent), 3), images=len(images)
+    )
+    about = found.to_dict() | {"settings": settings}
+    del about["folder"]
+    (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def make(
+    kind: Kind, images: Images, options: dict[str, Any], seed: int, device: torch.device
+) -> tuple[Learner, dict[str, Any]]:
+    """A new learner for these images, and what a run that goes on must share."""
+    _, colours, height, width = images.pixels.shape
+    if height != width:
+        raise BaselineError(f"baselines take square images, not {height} x {width}")
+    try:
+        config = MODULES[kind].Config(image_size=height, image_channels=colours, **options)
+    except TypeError as error:
+        raise BaselineError(f"{kind}: {error}") from None
+    if len(images) < config.batch_size:
+        raise BaselineError(f"{len(images)} images are fewer than the batch size {config.batch_size}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        learner: Learner = LEARNERS[kind](config, device)
+    settings = {"kind": kind, "seed": seed, "images": len(images)} | asdict(config)
+    return learner, json.loads(json.dumps(settings))
+
+
+def load_baseline(kind: Kind, source: str | Path, device: torch.device | str = "cpu") -> Generator:
+    """A trained baseline: a folder of `train_baseline`; for "ddim" any diffusers folder or hub id too."""
+    if kind not in KINDS:
+        raise BaselineError(f"baselines are {', '.join(KINDS)}, not {kind!r}")
+    found: Generator = MODULES[kind].load(source, device)
+    return found

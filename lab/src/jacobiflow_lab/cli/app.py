@@ -1,0 +1,57 @@
+"""`jacobiflow app`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from jacobiflow.cli.options import note, parse, pick_device
+from jacobiflow_lab.app.gate import LOOPBACK
+from jacobiflow_lab.app.serve import serve
+
+
+@dataclass(frozen=True)
+class Args:
+    """Open the playground, a page for the browser.
+
+    Samples a model by sequential decoding and by a plan, side by side; walks through the sweeps of a
+    block; inverts digits that are drawn or uploaded; shows and makes the tuned plans of this machine.
+    It asks nothing of the internet. Ctrl-C ends it.
+
+    example: jacobiflow app --model mnist --port 7860
+    """
+
+    model: str = "mnist"
+    """The model shown first: a bundled name, a checkpoint folder or a hub id."""
+    port: int = 7860
+    """Port to listen on; 0 is any free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 lets other machines in. They use this machine's address or a name
+    given with --allow-host."""
+    allow_host: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")] = ()
+    """Answer to this name too; may be repeated. Without it the page answers to localhost, to --host and to
+    the address that a visitor connects to; requests for other hosts are rejected."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, ..."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the command."""
+    args = parse(Args, argv, command="app")
+
+    def ready(address: str) -> None:
+        if args.host not in LOOPBACK:
+            note("everybody who can reach this machine can use the page: there is no password")
+        print(f"the playground is at {address} (Ctrl-C ends it)", flush=True)
+
+    serve(
+        args.model,
+        host=args.host,
+        port=args.port,
+        allow_host=args.allow_host,
+        device=pick_device(args.device),
+        ready=ready,
+    )

@@ -1,0 +1,77 @@
+"""Bits per dimension of images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jacobiflow.data.sources import Images
+from jacobiflow.data.transforms import Noise, prepare
+from jacobiflow.flows.flow import Flow
+from jacobiflow_lab.metrics.errors import MetricError
+
+NOTES: dict[str, str] = {
+    "dequantize": "an upper bound of the bits per dimension of the 8-bit pixels: x = (pixel + u) / 128 - 1, "
+    "u uniform, and log2 128 = 7 bits are added for the scale",
+    "binary": "an upper bound of the bits per dimension of black-and-white pixels: x = bit + u - 1, "
+    "u uniform",
+    "gaussian": "the density of images in [-1, 1] plus Gaussian noise of standard deviation {std:g}, which "
+    "is what the flow was trained on: not bits of pixels, may be negative, comparable at this noise only",
+    "none": "the density of images in [-1, 1] as they are, which are discrete: it has no lower bound",
+}
+SCALE = {"dequantize": 7.0}  # log2 of how much wider a pixel's cell is in pixels than in x
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitsPerDim:
+    """Mean bits per dimension over images, and its standard error; lower is better."""
+
+    value: float
+    error: float
+    images: int
+    noise: str
+    note: str
+    not_finite: int = 0  # images that the flow gives no finite density; they are left out
+
+
+def noise_of(flow: Flow) -> Noise:
+    """The noise that a flow of images was trained with, as far as its config tells: no std is dequantised."""
+    return "gaussian" if getattr(flow.config, "noise_std", 0.0) else "dequantize"
+
+
+@torch.no_grad()
+def bits(flow: Flow, images: Images, index: Tensor, *, noise: Noise, seed: int = 0) -> Tensor:
+    """Bits per dimension of images number `index`; what is added to image i depends on (seed, i) only."""
+    std, like = float(getattr(flow.config, "noise_std", 0.0)), next(flow.parameters())
+    if noise == "gaussian" and not std:
+        raise MetricError("bpd: this flow was trained without Gaussian noise; use dequantize, binary or none")
+    parts = [prepare(images, i[None], _generator(seed, int(i)), noise=noise, noise_std=std) for i in index]
+    x = torch.cat([p.x for p in parts]).reshape(-1, *flow.data_shape)
+    given: dict[str, Any] = {}
+    if images.labels is not None and flow.num_classes:
+        given["labels"] = images.labels[index].to(like.device)
+    return flow.bits_per_dim(x.to(like), **given).double().cpu() + SCALE.get(noise, 0.0)
+
+
+def _generator(seed: int, i: int) -> torch.Generator:
+    state = np.random.SeedSequence((seed, i)).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state) >> 1)
+
+
+def bits_per_dim(found: Tensor, flow: Flow, noise: Noise) -> BitsPerDim:
+    """The mean over images of `bits` [N], with what it means."""
+    kept = found[found.isfinite()]
+    if len(kept) < 2:
+        raise MetricError(f"bpd: {len(kept)} of {len(found)} images have a finite density, 2 are needed")
+    return BitsPerDim(
+        value=float(kept.mean()),
+        error=float(kept.std() / len(kept) ** 0.5),
+        images=len(kept),
+        noise=noise,
+        note=NOTES[noise].format(std=float(getattr(flow.config, "noise_std", 0.0))),
+        not_finite=len(found) - len(kept),
+    )

@@ -1,0 +1,1 @@
+"""The bundled checkpoints of jacobiflow: one folder per model."""

@@ -1,0 +1,103 @@
+"""How sweeps approach the exact answer: the curves are those of the loop, and they obey its bound."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import jacobiflow as jf
+from jacobiflow_lab.analysis.convergence import Approach, convergence
+from subjects import NAMES, subject
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_curves_end_at_the_exact_answer(name: str) -> None:
+    s = subject(name)
+    z = s.flow.noise(2, seed=3)
+    found = convergence(s.flow, z, tol=0, init="previous", guidance=s.guidance, **s.condition(2))
+    assert len(found.blocks) == len(s.flow.blocks)
+    assert found.samples == 2
+    for block in found.blocks:
+        assert block.length == len(block.sequential) == s.length
+        assert 2 < len(block.jacobi) <= s.length  # the first guess and at most T - 1 sweeps
+        assert block.jacobi[-1] < 1e-9
+        assert block.sequential[-1] == 0
+        assert block.jacobi[0] == pytest.approx(block.sequential[0])  # the first position is given
+        assert block.jacobi[0] > 1e-3
+        assert all(a >= b for a, b in zip(block.sequential, block.sequential[1:], strict=False))
+
+
+def test_curves_follow_the_flow_from_block_to_block() -> None:
+    s = subject("tarflow-shift")
+    z = s.flow.noise(1, seed=0)
+    condition = s.condition(1)
+    found = convergence(s.flow, z, **condition).blocks
+    seq = s.flow.to_prior(z)
+    for k, (block, order) in enumerate(s.flow.bound_blocks(1, **condition)):
+        ordered = seq if order is None else seq[:, order]
+        exact = jf.sequential(block, ordered).x
+        for sweeps in (1, 3):
+            limited = jf.Method(max_sweeps=sweeps)
+            guess = jf.decode(block, ordered, limited, on_failure="return").x
+            assert found[k].jacobi[sweeps] == pytest.approx((guess - exact).norm().item(), rel=1e-6)
+        half = torch.cat((exact[:, :8], ordered[:, 8:]), dim=1)
+        assert found[k].sequential[7] == pytest.approx((half - exact).norm().item())
+        seq = exact if order is None else torch.empty_like(exact).index_copy(1, order, exact)
+    x = s.flow.decode(z, "sequential", **condition).x
+    assert torch.allclose(s.flow.from_sequence(seq), x)
+
+
+@pytest.mark.parametrize("tol", [0.5, 0.05, 1e-3])
+def test_a_curve_ends_when_updates_are_within_tol(tol: float) -> None:
+    s = subject("maf-affine")
+    z = s.flow.noise(2, seed=0)
+    found = convergence(s.flow, z, tol=tol)
+    block, order = s.flow.bound_blocks(2)[0]
+    seq = z.unsqueeze(-1) if order is None else z[:, order, None]
+    out = jf.decode(block, seq, s.flow.plan("uniform", tol=tol)[0])
+    assert len(found.blocks[0].jacobi) - 1 == out.stats.blocks[0].sweeps.max()
+
+
+def test_double_precision_is_a_copy_and_goes_further() -> None:
+    s = subject("tarflow-labels", torch.float32)
+    z, given = s.flow.noise(2, seed=0), s.condition(2)
+    rough, fine = convergence(s.flow, z, **given), convergence(s.flow, z, double=True, **given)
+    assert next(s.flow.parameters()).dtype == torch.float32
+    assert (rough.dtype, fine.dtype) == ("float32", "float64")
+    for a, b in zip(rough.blocks, fine.blocks, strict=True):
+        assert b.jacobi[0] == pytest.approx(a.jacobi[0], rel=1e-4)
+        assert b.jacobi[-1] < 1e-7 * b.jacobi[0]
+    assert fine.blocks[0].jacobi[-1] < rough.blocks[0].jacobi[-1]
+
+
+def test_ratios_and_whether_they_fall() -> None:
+    fast = Approach(length=9, jacobi=(1.0, 0.5, 0.1, 0.002), sequential=(1.0,) * 9)
+    assert fast.ratios == pytest.approx((0.5, 0.2, 0.02))
+    assert fast.ratio_falls is True
+    slow = Approach(length=9, jacobi=(1.0, 0.1, 0.05, 0.04, 0.0), sequential=(1.0,) * 9)
+    assert slow.ratio_falls is False
+    assert slow.ratios[-1] == 0
+    none = Approach(length=9, jacobi=(0.0, 0.0), sequential=(0.0,) * 9)
+    assert none.ratio_falls is None
+    assert math.isnan(none.ratios[0])
+    rounding = Approach(length=9, jacobi=(1.0, 0.5, 0.1, 1e-9, 9e-10, 8e-10), sequential=(1.0,) * 9)
+    assert rounding.ratio_falls is True  # what comes below a millionth is left out
+
+
+def test_plain_data_has_the_ratios() -> None:
+    s = subject("maf-affine")
+    doc = convergence(s.flow, s.flow.noise(2, seed=0), init="zeros").to_dict()
+    assert doc["init"] == "zeros"
+    (first, *_) = doc["blocks"]
+    assert first["ratios"][0] == pytest.approx(first["jacobi"][1] / first["jacobi"][0])
+    assert isinstance(first["ratio_falls"], bool)
+
+
+def test_the_first_guess_is_the_one_asked_for() -> None:
+    s = subject("tarflow")
+    z = s.flow.noise(3, seed=0)
+    exact = jf.sequential(s.block(0, 3), z).x
+    found = convergence(s.flow, z, init="zeros").blocks[0]
+    assert found.jacobi[0] == pytest.approx(exact[:, 1:].flatten(1).norm(dim=1).mean().item())

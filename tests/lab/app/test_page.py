@@ -1,0 +1,256 @@
+"""The playground in a browser: what visitors see and do. Needs Chromium, which `.ci/run` installs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import jacobiflow as jf
+from jacobiflow_lab.app import pictures
+
+pytest.importorskip("gradio")
+api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path: apt-get install chromium"),
+]
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE = 60_000  # milliseconds, for machines that are busy
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The page, served by the command itself."""
+    cache = tmp_path_factory.mktemp("cache")
+    env = os.environ | {"JACOBIFLOW_CACHE": str(cache), "GRADIO_TEMP_DIR": str(cache), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "jacobiflow.cli.main", "app", "--port", "0"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            found = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
+            assert found is not None, "the server did not start"
+            yield found[0]
+        finally:
+            server.terminate()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+class Visitor:
+    """Somebody with a browser of their own."""
+
+    def __init__(self, browser: Any, address: str, *, width: int = 1280, theme: str = "light") -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900})
+        self.context.set_default_timeout(PATIENCE)
+        self.page = self.context.new_page()
+        self.away: list[str] = []  # requests to other machines
+        self.page.on("request", lambda request: self.note(request.url, address))
+        self.page.goto(f"{address}/?__theme={theme}")
+        self.page.wait_for_selector("#go")
+
+    def note(self, url: str, address: str) -> None:
+        if not url.startswith((address, "data:", "blob:")):
+            self.away.append(url)
+
+    def __enter__(self) -> Visitor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def ask(self, **numbers: object) -> None:
+        for name, value in numbers.items():
+            self.page.fill(f"#{name} input", str(value))
+
+    def press(self, button: str) -> None:
+        self.page.click(f"#{button}")
+
+    def picture(self, name: str) -> str:
+        """The address of a picture, which is all of the picture."""
+        return str(self.page.locator(f'[data-name="{name}"] img').get_attribute("src"))
+
+    def pixels(self, name: str) -> np.ndarray:
+        code = self.picture(name).partition(",")[2]
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(code)))).astype(int)
+
+    def figure(self, name: str, within: str = "#figures") -> str:
+        return str(self.page.inner_text(f'{within} [data-name="{name}"] b'))
+
+    def wait(self, selector: str) -> None:
+        self.page.wait_for_selector(selector)
+
+    def tab(self, name: str) -> None:
+        self.page.get_by_role("tab", name=name).click()
+
+    def shot(self, path: Path) -> None:
+        self.page.screenshot(path=path, full_page=True)
+
+    def overflow(self) -> int:
+        """Pixels by which the page is wider than its window."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
+
+
+def exact(seed: int, n: int) -> np.ndarray:
+    """What the page should show of these samples."""
+    labels = torch.arange(n) % 10
+    x = jf.load("mnist").sample(n, seed=seed, labels=labels, plan="sequential").x
+    return pictures.grid(x, columns=pictures.across(n, range(10))).astype(int)
+
+
+def test_sampling_walking_and_messages(browser: Any, address: str) -> None:
+    with Visitor(browser, address) as visitor:
+        page = visitor.page
+        visitor.ask(count=4, seed=3)
+        visitor.press("go")
+        page.wait_for_selector(
+            "#status .progress-text, #status .progress-level"
+        )  # something is seen meanwhile
+        visitor.wait('[data-name="walk-sweeps"] img')
+
+        # pictures and figures
+        assert np.abs(visitor.pixels("sequential") - exact(3, 4)).max() <= 1
+        assert np.abs(visitor.pixels("plan") - exact(3, 4)).mean() < 3
+        assert visitor.pixels("deviation").max() > 100
+        assert re.fullmatch(r"[\d.]+ m?s", visitor.figure("sequential-seconds"))
+        assert re.fullmatch(r"[\d.]+x", visitor.figure("speedup"))
+        assert 0 < float(visitor.figure("largest")) < 0.5
+        assert page.locator('[data-name="sweeps"] .jf-track').count() == 4
+        assert page.locator('[data-name="convergence"] svg').count() == 4
+
+        # walking changes the picture, and the single positions follow
+        swept, single = visitor.picture("walk-sweeps"), visitor.picture("walk-positions")
+        page.locator("#sweep input[type=range]").press("ArrowRight")
+        page.get_by_text(re.compile(r"after 1 of \d+ sweeps")).wait_for()
+        page.get_by_text("after 1 of 48 steps").wait_for()
+        assert visitor.picture("walk-sweeps") != swept
+        assert visitor.picture("walk-positions") != single
+        page.locator("#sweep input[type=range]").press("End")
+        page.get_by_text(re.compile(r"after (\d+) of \1 sweeps")).wait_for()
+        swept = visitor.picture("walk-sweeps")
+        page.locator("#position input[type=range]").press("End")
+        page.get_by_text("after 48 of 48 steps").wait_for()
+        assert visitor.picture("walk-sweeps") == swept
+        assert np.abs(visitor.pixels("walk-positions")[2:30, 2:30] - exact(3, 4)[2:30, 2:30]).mean() < 3
+
+        # an emptied field is a message, and what was there stays
+        visitor.ask(seed="")
+        visitor.press("go")
+        visitor.wait("#status .jf-complaint")
+        assert page.inner_text("#status") == "Seed: give a whole number from 0 to 4294967295"
+        assert np.abs(visitor.pixels("sequential") - exact(3, 4)).max() <= 1
+        visitor.ask(seed=3, count=1000)
+        visitor.press("go")
+        page.get_by_text("Count: give a whole number from 1 to 64").first.wait_for()
+        assert visitor.away == []
+        assert "Traceback" not in page.content()
+
+
+def test_uploads_and_drawings(browser: Any, address: str, tmp_path: Path) -> None:
+    digit = np.full((60, 60), 250, np.uint8)  # dark on light
+    digit[10:50, 26:33] = 10
+    Image.fromarray(digit).save(tmp_path / "one.png")
+    (tmp_path / "wrong.png").write_bytes(b"not a picture at all")
+    with Visitor(browser, address) as visitor:
+        page = visitor.page
+        visitor.tab("Invert")
+
+        # nothing drawn, then something
+        visitor.press("invert-drawing")
+        page.get_by_text("the canvas is empty: draw something first").first.wait_for()
+        box = page.locator("#pad canvas").bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 4
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x, y + box["height"] / 2, steps=5)
+        page.mouse.up()
+        visitor.press("invert-drawing")
+        visitor.wait('[data-name="reconstruction"] img')
+        drawn = visitor.picture("input")
+        assert visitor.pixels("input")[14, 13:15].max() > 150
+        assert float(visitor.figure("error", "#inverted")) < 0.5
+
+        # a wrong upload, then a right one
+        page.get_by_role("tab", name="Upload").click()
+        page.set_input_files("#upload input[type=file]", tmp_path / "wrong.png")
+        page.locator("#upload").get_by_text("wrong").wait_for()
+        visitor.press("invert-upload")
+        page.get_by_text(
+            "this is not a picture that can be read: upload a PNG, JPEG or WebP"
+        ).first.wait_for()
+        assert visitor.picture("input") == drawn
+        page.locator("#upload button[aria-label*=lear], #upload button[aria-label*=emove]").first.click()
+        page.set_input_files("#upload input[type=file]", tmp_path / "one.png")
+        page.locator("#upload").get_by_text("one").first.wait_for()
+        visitor.press("invert-upload")
+        page.get_by_text("dark and light exchanged").wait_for()
+        seen, back = visitor.pixels("input"), visitor.pixels("reconstruction")
+        assert seen[14, 13:15].min() > 150 > 100 > seen[:, :8].max()
+        assert np.abs(seen - back).max() < 30
+        assert re.fullmatch(r"-?[\d,.]+ nats", visitor.figure("log-likelihood", "#inverted"))
+        assert page.locator('[data-name="labels"] .jf-track').count() == 10
+        assert visitor.away == []
+        assert "Traceback" not in page.content()
+
+
+def test_two_visitors_at_once_get_their_own(browser: Any, address: str) -> None:
+    with Visitor(browser, address) as one, Visitor(browser, address) as two:
+        one.ask(seed=11, count=2)
+        two.ask(seed=12, count=3)
+        for visitor in (one, two):
+            visitor.press("go")
+        for visitor in (two, one):
+            visitor.wait('[data-name="walk-sweeps"] img')
+        before = two.picture("walk-sweeps")
+        one.page.locator("#sweep input[type=range]").press("ArrowRight")
+        one.page.get_by_text(re.compile(r"after 1 of \d+ sweeps")).wait_for()
+        two.page.locator("#position input[type=range]").press("ArrowRight")
+        two.page.get_by_text("after 1 of 48 steps").wait_for()
+        assert two.picture("walk-sweeps") == before != one.picture("walk-sweeps")
+        for visitor, seed, n in ((one, 11, 2), (two, 12, 3)):
+            assert np.abs(visitor.pixels("sequential") - exact(seed, n)).max() <= 1
+
+
+def test_plans_and_narrow_windows(browser: Any, address: str, tmp_path: Path) -> None:
+    with Visitor(browser, address, width=390, theme="dark") as visitor:
+        visitor.ask(count=2)
+        visitor.press("go")
+        visitor.wait('[data-name="walk-sweeps"] img')
+        assert visitor.overflow() <= 0
+        wide = visitor.page.locator('[data-name="sequential"] img').bounding_box()["width"]
+        assert wide > 250  # pictures use the window
+        visitor.tab("Plans")
+        visitor.press("show-plan")
+        visitor.page.get_by_text("No plan has been made for mnist, batches of 16").wait_for()
+        assert visitor.overflow() <= 0
+        visitor.tab("Invert")
+        assert visitor.page.locator("#pad canvas").bounding_box()["width"] > 200
+        assert visitor.overflow() <= 0

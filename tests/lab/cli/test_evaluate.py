@@ -1,0 +1,255 @@
+"""`jacobiflow evaluate`, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import jacobiflow as jf
+from jacobiflow.data.ising import Ising
+from jacobiflow_lab.metrics import pictures
+from stand_ins import Tiny, make_clip
+from subjects import perturb
+
+PATIENCE = 180  # seconds
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """N(0, K) for a 3 x 3 torus."""
+    folder = tmp_path_factory.mktemp("small")
+    flow = jf.MAF(jf.MAFConfig(features=9, blocks=1, hidden=(8,), linear=True))
+    target = Ising(side=3, temperature=12.0)
+    flow.linear.copy_(target.root())
+    flow.target = target.to_dict()
+    flow.save(folder)
+    return folder
+
+
+def test_json(run, small):
+    doc = json.loads(run("evaluate", small, "-n", 500, "--json").out)
+    target = Ising(side=3, temperature=12.0)
+    assert doc["metrics"] == ["ising"]
+    assert doc["target"] == target.to_dict()
+    assert (doc["samples"], doc["not_finite"], doc["seed"]) == (500, 0, 0)
+    assert doc["versions"] == {"jacobiflow": jf.__version__, "torch": torch.__version__}
+    assert doc["exact_log_z"] == target.log_z()
+    assert doc["exact_energy_per_site"] == target.exact_energy()
+    for name in ("energy_per_site", "abs_magnetization", "effective_sample_size", "log_z_bound"):
+        assert doc[f"{name}_error"] > 0
+    assert 0 < doc["effective_sample_size"] < 1
+    assert doc["log_z_bound"] < doc["exact_log_z"]
+    assert doc["monte_carlo_abs_magnetization_error"] < 0.01
+    same = json.loads(
+        run("evaluate", small, "-n", 500, "--json", "--metrics", "ising", "--plan", "sequential").out
+    )
+    assert same["log_z_bound"] == pytest.approx(doc["log_z_bound"], abs=1e-3)
+    other = json.loads(run("evaluate", small, "-n", 500, "--json", "--seed", 1).out)
+    assert other["energy_per_site"] != doc["energy_per_site"]
+
+
+def test_table(run, small):
+    ran = run("evaluate", small, "-n", 100, "--batch", 30)
+    assert ran.status == 0
+    assert "3 x 3 Ising model at T = 12, 100 samples" in ran.out
+    for word in ("energy per site", "|m|", "effective sample size", "log Z", "±", "Kaufman"):
+        assert word in ran.out
+    assert f"{Ising(side=3, temperature=12.0).log_z():.4f}" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("mnist", "--metrics", "ising"), "this flow was not trained for an Ising model; try ising-16"),
+        (("mnist",), "give --data for fid and kid, or choose with --metrics, of ising, fid, kid"),
+        (("mnist", "--metrics", "fidelity"), "--metrics knows ising, fid, kid, brisque, clip-iqa, "),
+        (("mnist", "--metrics", "ising", "fid"), "--metrics ising is for fields and stands alone"),
+        (("mnist", "--metrics", "fid"), "fid needs real images: give --data"),
+        (("mnist", "--metrics", "clip-iqa"), "CLIP-IQA needs the weights of a CLIP: give one as --clip"),
+        (("mnist", "--metrics", "paired", "--labels", "12"), "--labels 12 is outside 0-9"),
+        (("mnist", "--metrics", "bpd", "--data", "nothing.npz"), "nothing.npz does not exist"),
+        (("mnist-maf", "--metrics", "brisque", "--guidance", "1"), "guidance"),
+        (("mnist", "-n", "1"), "-n and --real must be 2 or more"),
+        (("mnist", "--plan", "fast"), "no plan is called 'fast'"),
+        (
+            ("mnist", "--metrics", "paired", "--plan", "auto", "--tol", "0.1"),
+            "tol and init belong to named plans",
+        ),
+        (("nothing",), "no model 'nothing'"),
+    ],
+)
+def test_refusals(run, flags, said):
+    assert said in run("evaluate", *flags).complaint
+
+
+def test_a_target_that_makes_no_sense(run, small, tmp_path):
+    flow = jf.load(small)
+    flow.target = {"kind": "ising", "side": 0}
+    flow.save(tmp_path / "a")
+    assert "target.side must be 2 or more" in run("evaluate", tmp_path / "a").complaint
+    path = tmp_path / "a" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"target": 3}))
+    assert "target must be a table, not 3" in run("evaluate", tmp_path / "a").complaint
+
+
+@pytest.fixture(scope="module")
+def painter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A conditional flow of grey 16 x 16 images."""
+    folder = tmp_path_factory.mktemp("painter")
+    torch.manual_seed(0)
+    config = jf.TarFlowConfig(
+        image_size=16,
+        image_channels=1,
+        patch_size=4,
+        width=16,
+        head_dim=8,
+        blocks=2,
+        layers_per_block=1,
+        num_classes=3,
+        noise_std=0.1,
+    )
+    perturb(jf.TarFlow(config), 0.1).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "grey.npz"
+    draw = np.random.default_rng(0)
+    train, held = (draw.integers(0, 256, (n, 16, 16), dtype=np.uint8) for n in (30, 20))
+    np.savez(path, x_train=train, y_train=np.arange(30) % 3, x_test=held, y_test=np.arange(20) % 3)
+    return path
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    tiny = Tiny()
+    monkeypatch.setattr(pictures, "load_inception", lambda device: tiny)
+    return tiny
+
+
+def test_images_json(run, painter, data, network, tmp_path):
+    make_clip(tmp_path)
+    asked = ["fid", "kid", "brisque", "clip-iqa", "bpd", "reconstruction", "paired"]
+    ran = run(
+        "evaluate", painter, "--data", data, "--metrics", *asked, "-n", 10, "--clip", tmp_path, "--json"
+    )
+    doc = json.loads(ran.out)
+    assert set(doc["results"]) == {*asked, "invertibility"}
+    assert doc["metrics"] == asked
+    assert (doc["samples"], doc["seed"], doc["plan"], doc["split"]) == (10, 0, "selective", "validation")
+    assert doc["command"].startswith(f"jacobiflow evaluate {painter} --data {data} --metrics fid kid")
+    assert {"jacobiflow", "torch", "torchmetrics", "brisque", "transformers"} < set(doc["versions"])
+    assert (doc["results"]["fid"]["samples"], doc["results"]["fid"]["real"]) == (10, 10)
+    assert "biased upwards" in doc["results"]["fid"]["note"]
+    assert doc["results"]["bpd"]["noise"] == "gaussian"
+    assert network.seen == 10 + 10 + 10  # real ones, samples, and samples of the other plan
+    for stage in ("features of real images: 10", "samples: 10", "reconstructions: 10"):
+        assert f"measuring {stage}" in ran.err
+    again = run("evaluate", painter, "--data", data, "-n", 10, "--json")
+    assert json.loads(again.out)["results"]["fid"] == doc["results"]["fid"]  # fid and kid go without saying
+    assert network.seen == 40  # real ones were kept
+
+
+def test_images_options_reach_the_metrics(run, painter, data, network):
+    def fid(*flags: object) -> Any:
+        return json.loads(run("evaluate", painter, "--data", data, "-n", 8, "--json", *flags).out)["results"]
+
+    base = fid()
+    for flags in (
+        ("--seed", 1),
+        ("--labels", "2"),
+        ("--labels", "none"),
+        ("--no-denoise",),
+        ("--split", "train"),
+        ("--real", 15),
+        ("--plan", "uniform", "--tol", 1.5),
+        ("--guidance", 2, "--annealed"),
+    ):
+        assert fid(*flags)["fid"]["value"] != base["fid"]["value"], flags
+    assert fid("--real", 15)["fid"]["real"] == 15
+    assert fid("--batch", 3)["fid"]["value"] == pytest.approx(base["fid"]["value"], rel=1e-3)
+    bits = fid("--metrics", "bpd", "--noise", "none")["bpd"]
+    assert "as they are" in bits["note"]
+
+
+def test_images_table(run, painter, data, network):
+    asked = ("fid", "brisque", "bpd", "reconstruction", "paired")
+    ran = run("evaluate", painter, "--data", data, "--metrics", *asked, "-n", 8)
+    assert ran.status == 0
+    lines = ran.out.splitlines()
+    assert lines[0].split() == ["metric", "value", "better", "of"]
+    for word in (
+        "FID ",
+        "KID ",
+        "BRISQUE ",
+        "bits per dim ",
+        "reconstruction, mean square ",
+        "paired distance ",
+    ):
+        assert sum(line.startswith(word) for line in lines[2:12]) == 1, word
+    for words in ("FID is biased upwards", "(8 samples, 8 real images)", "lower is better, whatever arrow"):
+        assert words in ran.out
+
+
+def both(*args: object) -> tuple[dict[str, Any], int, str]:
+    """`jacobiflow ARGS --json` by two processes of torchrun: JSON, status, what it said."""
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "jacobiflow.cli.main"]
+    with subprocess.Popen(
+        [sys.executable, "-m", *torchrun, *map(str, args), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # which torchrun passes on to its processes
+            raise
+    return json.loads(out) if process.returncode == 0 else {}, process.returncode, err
+
+
+@pytest.mark.slow
+def test_two_processes(run, painter, data, tmp_path, monkeypatch):
+    """The real command with the real network: the figures of one process."""
+    asked = ("fid", "kid", "brisque", "bpd", "reconstruction", "paired")
+    flags = ("evaluate", painter, "--data", data, "--metrics", *asked, "-n", 5, "--batch", 2)
+    monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "two"))
+    two, status, said = both(*flags)
+    assert status == 0, said
+    assert "measuring samples: 3, by each of 2 processes" in said
+    monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "one"))
+    one = json.loads(run(*flags, "--json").out)
+    assert (one["processes"], two["processes"]) == (1, 2)
+    for name, found in one["results"].items():
+        for key, value in found.items():
+            same = pytest.approx(value, rel=1e-4, abs=1e-4) if isinstance(value, float) else value
+            assert two["results"][name][key] == same, (name, key)
+    kept = [next((tmp_path / name / "features").iterdir()).name for name in ("one", "two")]
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.slow
+def test_two_processes_for_an_ising_model(run, small):
+    two, status, said = both("evaluate", small, "-n", 201, "--batch", 50)
+    assert status == 0, said
+    one = json.loads(run("evaluate", small, "-n", 201, "--batch", 50, "--json").out)
+    for key, value in one.items():
+        if isinstance(value, float):
+            assert two[key] == pytest.approx(value, rel=1e-4), key
+
+
+@pytest.mark.slow
+def test_two_processes_complain_once(painter):
+    _, status, said = both("evaluate", painter, "--metrics", "fid")
+    assert status != 0
+    assert said.count("jacobiflow evaluate: fid needs real images: give --data") == 1
