@@ -21,6 +21,7 @@ from benchmarks.harness import REPEATS, ROOT, Section, record, write_tables
 
 SECTIONS = {
     "tarflow": Section("TarFlow `mnist` against the plain sequential loop", tarflow.table),
+    "guided": Section("TarFlow `mnist`, sequential decoding with guidance", tarflow.guided),
     "batch": Section("TarFlow `mnist`, time against batch", tarflow.batches),
     "length": Section("TarFlow of width 128, four samples, time against sequence length", tarflow.lengths),
     "maf-1": Section("`mnist-maf`, one sample, against nflows", partial(maf.nflows_rows, n=1)),
@@ -30,7 +31,7 @@ SECTIONS = {
     "auto": Section('plan="auto" of `mnist` against the best fixed plan', auto.rows),
     "memory": Section("peak memory of decoding", memory.rows),
     "operators": Section("where the time goes", operators.rows),
-    "compile": Section("compile=True against the compiled C functions and plain torch", compiled.rows),
+    "compile": Section("the backends: torch.compile against the C kernels and plain torch", compiled.rows),
     "weights": Section("looking at every byte of the weights in each call", weights.rows),
     "roads": Section("other roads, against our own decoding of the same block", roads.rows),
 }

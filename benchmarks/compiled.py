@@ -1,4 +1,4 @@
-"""compile=True against torch without it, and against the compiled C functions."""
+"""The backends of a TarFlow: torch.compile against torch, and against the C kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 import jacobiflow as jf
 from benchmarks.harness import Row, race
-from benchmarks.roads import without_native
+from jacobiflow.kernels.backend import Backend
 
 
 def rows(repeats: int) -> list[Row]:
@@ -17,18 +17,17 @@ def rows(repeats: int) -> list[Row]:
     for n in (1, 16):
         z = flow.noise(n, seed=0)
 
-        def torch_only(plan: str, compile: bool, z: torch.Tensor = z) -> torch.Tensor:
-            with without_native():
-                return flow.decode(z, plan, compile=compile).x
+        def run(plan: str, backend: Backend | None, z: torch.Tensor = z) -> torch.Tensor:
+            return flow.decode(z, plan, backend=backend).x
 
         for plan in ("sequential", "selective"):
             began = time.perf_counter()
-            torch_only(plan, True)
+            run(plan, "compile")
             first = time.perf_counter() - began
             runs = {
-                "torch": lambda plan=plan, run=torch_only: run(plan, False),
-                "torch, compile=True": lambda plan=plan, run=torch_only: run(plan, True),
-                "C functions": lambda plan=plan, z=z: flow.decode(z, plan).x,
+                "torch": lambda plan=plan, run=run: run(plan, "torch"),
+                "compile": lambda plan=plan, run=run: run(plan, "compile"),
+                "C kernels": lambda plan=plan, run=run: run(plan, None),
             }
             exact = flow.decode(z, "sequential").x
             some = race("torch", runs, exact, repeats, batch=n, plan=plan)

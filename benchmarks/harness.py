@@ -19,7 +19,7 @@ from torch import Tensor
 
 import jacobiflow as jf
 from jacobiflow.core.hardware import machine
-from jacobiflow.flows.masked import MaskedMLP
+from jacobiflow.flows.masked_mlp import MaskedMLP
 
 ROOT = Path(__file__).parent.parent
 REPEATS = 7

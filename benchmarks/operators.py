@@ -12,7 +12,7 @@ import torch
 
 import jacobiflow as jf
 from benchmarks.harness import Row, floor
-from jacobiflow.core import native
+from jacobiflow.kernels import native
 
 FUNCTIONS = {
     "jf_params": "network",
@@ -20,7 +20,6 @@ FUNCTIONS = {
     "jf_solve": "network",  # with the elementwise map, one position after the other
     "jf_masked_solve": "network",  # the same
     "jf_affine": "elementwise",
-    "jf_compare": "elementwise",
 }
 
 

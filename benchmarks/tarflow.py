@@ -51,6 +51,19 @@ def table(repeats: int) -> list[Row]:
     return [row for n in (1, 16, 64) for row in race_at(flow, n, repeats, tuned=True)]
 
 
+def guided(repeats: int) -> list[Row]:
+    """Sequential decoding with guidance against without: both branches are rows of one batch."""
+    flow, rows = jf.load("mnist"), list[Row]()
+    for n in (1, 16, 64):
+        z, labels = flow.noise(n, seed=0), torch.arange(n) % 10
+        runs: dict[str, Callable[[], Tensor]] = {
+            name: lambda z=z, labels=labels, w=w: flow.decode(z, "sequential", labels=labels, guidance=w).x
+            for name, w in (("unguided", 0.0), ("guided", 1.0))
+        }
+        rows += race("unguided", runs, runs["guided"](), repeats, batch=n)
+    return rows
+
+
 def batches(repeats: int) -> list[Row]:
     """Time against batch; auto's stands in the section `auto`."""
     flow = jf.load("mnist")

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 import jacobiflow as jf
 from benchmarks.harness import Row, cells
 from benchmarks.peers import NflowsMAF
-from jacobiflow.core.checksum import Memory, Running
 from jacobiflow.flows.weights import Watch, tensors_of
+from jacobiflow.kernels.checksum import Memory, Running
 
 
 def rows(repeats: int) -> list[Row]:

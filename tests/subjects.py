@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 import jacobiflow as jf
+from jacobiflow.core.bijectors import Bijector
+from jacobiflow.core.block import Cache, Conditioner, Start, take
+from jacobiflow.kernels.backend import bind
 
 
 @dataclass(frozen=True)
@@ -52,50 +55,69 @@ class Subject:
         z, log_det = self.flow._encode(self.flow.to_sequence(x), condition, self.guidance)
         return z.reshape(len(x), *self.flow.latent_shape), log_det
 
-    def block(self, i: int, n: int) -> jf.Block:
+    def block(self, i: int, n: int, backend: Any = None) -> jf.Block:
         """Block i in sampling order, bound for n rows."""
-        condition = self.flow._condition(n, **({"labels": None, "context": None} | self.condition(n)))
-        return self.flow.bind(len(self.flow.blocks) - 1 - i, condition, self.guidance)
+        return self.flow.bound_blocks(n, **self.condition(n), guidance=self.guidance, backend=backend)[i]
 
 
 @dataclass(frozen=True)
-class Rescaled:
-    """A block over data c x and latents s_t z_t, of `block` over x and z. Give c and s as powers of two."""
+class RescaledConditioner:
+    """A conditioner of data c x; theta ends with the scale of each position's latent."""
 
-    block: jf.Block
+    inner: Conditioner
     c: float
     s: Tensor  # [T]
 
     @property
     def length(self) -> int:
-        return self.block.length
+        return self.inner.length
 
-    @property
-    def rows(self) -> int | None:
-        return self.block.rows
-
-    def select(self, rows: Tensor) -> Rescaled:
-        return replace(self, block=self.block.select(rows))
+    def select(self, rows: Tensor) -> RescaledConditioner:
+        return replace(self, inner=self.inner.select(rows))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.block.tensors()
+        return self.inner.tensors()
 
-    def new_cache(self, n: int) -> Any:
-        return self.block.new_cache(n)
+    def new_cache(self, n: int) -> Cache:
+        return self.inner.new_cache(n)
 
-    def params(self, x: Tensor, lo: int, hi: int, cache: Any = None) -> Tensor:
-        theta = self.block.params(x / self.c, lo, hi, cache)
-        return torch.cat((theta, self.s[None, lo:hi, None].expand(len(x), -1, 1)), -1)
+    def _with_scale(self, theta: Tensor, start: Start) -> Tensor:
+        scales = take(self.s[None, :, None].expand(len(theta), -1, -1), start, theta.shape[1])
+        return torch.cat((theta, scales), -1)
+
+    def first(self, n: int) -> Tensor:
+        return self._with_scale(self.inner.first(n), 0)
+
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
+        return self._with_scale(self.inner.params(x / self.c, start, width, cache), start)
+
+    def all_params(self, x: Tensor) -> Tensor:
+        return self._with_scale(self.inner.all_params(x / self.c), 0)
+
+
+@dataclass(frozen=True)
+class RescaledBijector:
+    """The elementwise map of data c x and latents s z."""
+
+    inner: Bijector
+    c: float
+    params: int = 0
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         s = theta[..., -1:]
-        z, slope = self.block.forward(x / self.c, theta[..., :-1])
+        z, slope = self.inner.forward(x / self.c, theta[..., :-1])
         return z * s, slope - math.log(self.c) + s.log()
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         s = theta[..., -1:]
-        x, slope = self.block.inverse(z / s, theta[..., :-1])
+        x, slope = self.inner.inverse(z / s, theta[..., :-1])
         return x * self.c, slope + math.log(self.c) - s.log()
+
+
+def rescaled(block: jf.Block, c: float, s: Tensor) -> jf.Block:
+    """A block over data c x and latents s_t z_t, of `block` over x and z. Give c and s as powers of two."""
+    conditioner = RescaledConditioner(block.conditioner, c, s)
+    return bind(conditioner, RescaledBijector(block.bijector, c), block.order, "torch")
 
 
 def perturb(flow: jf.Flow, scale: float, seed: int = 0) -> jf.Flow:

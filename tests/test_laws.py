@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from subjects import NAMES, Rescaled, Subject, subject
+from subjects import NAMES, Subject, rescaled, subject
 
 N = 6
 WIDTHS = (1, 2, 3, 7, None)
@@ -104,12 +104,13 @@ def test_cached_is_uncached(one: Subject, width: int | None, tol: float) -> None
 def test_first_positions_are_exact_after_as_many_sweeps(one: Subject, width: int | None, sweeps: int) -> None:
     """The second block, so that every subject has one whose order is not its data's."""
     block, z = one.block(1, N), one.flow.noise(N, seed=6).reshape(N, one.length, -1)
-    exact = jf.sequential(block, z).x
+    exact = jf.decode(block, z, jf.Method(width=1)).x
     method = jf.Method(width=width, max_sweeps=sweeps, init="zeros")
     out = jf.decode(block, z, method, on_failure="return")
-    assert worst(out.x[:, : sweeps + 1], exact[:, : sweeps + 1]) < 1e-12  # the first position is given
+    found, exact = block.to_positions(out.x), block.to_positions(exact)
+    assert worst(found[:, : sweeps + 1], exact[:, : sweeps + 1]) < 1e-12  # the first position is given
     rest = slice(sweeps + 1, width)
-    assert worst(out.x[:, rest], exact[:, rest]) > 1e-9
+    assert worst(found[:, rest], exact[:, rest]) > 1e-9
     assert out.stats.status is jf.Status.SWEEP_LIMIT
     assert (out.stats.blocks[0].update > 0).all()
 
@@ -203,7 +204,7 @@ def test_the_unit_is_the_familys(one: Subject, request: pytest.FixtureRequest) -
     assert {m.unit for m in one.flow.plan("uniform")} == {"relative" if relative else "absolute"}
 
 
-def rescaled(
+def both_scales(
     one: Subject, c: float, s: torch.Tensor, unit: str, **method: object
 ) -> tuple[jf.Decoded, jf.Decoded]:
     """A block decoded as it is, and with data c times and latents s times as large.
@@ -212,8 +213,8 @@ def rescaled(
     """
     how = jf.Method(init="zeros", unit=unit, **method)
     block, z = one.block(1, N), one.flow.noise(N, seed=11)[..., None]
-    plain = jf.decode(Rescaled(block, 1.0, torch.ones_like(s)), z, how)
-    return plain, jf.decode(Rescaled(block, c, s), z * s[:, None], how)
+    plain = jf.decode(rescaled(block, 1.0, torch.ones_like(s)), z, how)
+    return plain, jf.decode(rescaled(block, c, s), z * block.from_positions(s[None, :, None]), how)
 
 
 @pytest.mark.parametrize("name", RELATIVE)
@@ -222,7 +223,7 @@ def rescaled(
 def test_the_scale_of_the_data_does_not_matter(name: str, width: int | None, tol: float, power: int) -> None:
     one = subject(name)
     s = torch.ones(one.length, dtype=torch.float64)
-    plain, out = rescaled(one, 2.0**power, s, "relative", width=width, tol=tol)
+    plain, out = both_scales(one, 2.0**power, s, "relative", width=width, tol=tol)
     assert torch.equal(out.x, plain.x * 2.0**power)
     assert out.stats.blocks[0].status == plain.stats.blocks[0].status
     assert torch.equal(out.stats.blocks[0].sweeps, plain.stats.blocks[0].sweeps)
@@ -235,7 +236,7 @@ def test_the_scales_of_the_latents_do_not_matter(name: str, width: int | None, t
     one = subject(name)
     powers = torch.randint(-20, 11, (one.length,), generator=torch.Generator().manual_seed(0))
     s = 2.0 ** powers.double()
-    plain, out = rescaled(one, 1.0, s, "relative", width=width, tol=tol)
+    plain, out = both_scales(one, 1.0, s, "relative", width=width, tol=tol)
     assert torch.equal(out.x, plain.x)
     assert out.stats.blocks[0].status == plain.stats.blocks[0].status
 
@@ -244,6 +245,6 @@ def test_absolute_changes_depend_on_the_scale() -> None:
     """Else the two laws above would say nothing."""
     one = subject("maf-affine")
     s = torch.ones(one.length, dtype=torch.float64)
-    plain, out = rescaled(one, 2.0**-20, s, "absolute", tol=1e-4)
+    plain, out = both_scales(one, 2.0**-20, s, "absolute", tol=1e-4)
     assert (out.stats.blocks[0].sweeps < plain.stats.blocks[0].sweeps).all()
     assert worst(out.x * 2.0**20, plain.x) > 0.1

@@ -8,12 +8,11 @@ torch.Size([3, 4])
 
 from jacobiflow.adapters.accelerate import AccelerationError, accelerate, accelerated, restore
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
-from jacobiflow.core.decode import decode, jacobi, sequential, windowed
+from jacobiflow.core.block import Block
+from jacobiflow.core.decode import decode
 from jacobiflow.core.plan import Plan, PlanError
 from jacobiflow.core.types import (
-    Block,
     BlockStats,
-    Cache,
     Decoded,
     DecodingError,
     Encoded,
@@ -37,7 +36,6 @@ __all__ = [
     "AccelerationError",
     "Block",
     "BlockStats",
-    "Cache",
     "CheckpointError",
     "Decoded",
     "DecodingError",
@@ -59,10 +57,7 @@ __all__ = [
     "accelerated",
     "decode",
     "import_tarflow",
-    "jacobi",
     "load",
     "restore",
-    "sequential",
     "tune",
-    "windowed",
 ]

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from jacobiflow.adapters import foreign
+from jacobiflow.adapters import inverter
 
 
 @pytest.fixture
 def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the decoder returned, call by call; sweeps even where they do not pay."""
     calls: list[Any] = []
-    decode = foreign.decode
+    decode = inverter.decode
 
     def kept(*args: Any, **options: Any) -> Any:
         calls.append(decode(*args, **options))
         return calls[-1]
 
-    monkeypatch.setattr(foreign, "decode", kept)
-    monkeypatch.setattr(foreign, "least", lambda about: 1)
+    monkeypatch.setattr(inverter, "decode", kept)
+    monkeypatch.setattr(inverter, "min_rows", lambda spec, one_call: 1)
     return calls

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import jacobiflow as jf
 from adapters.foreign_flows import CASES, Case, context_rows
-from jacobiflow.adapters import foreign
+from jacobiflow.adapters import inverter
 
 TABLE = [
     (name, context) for name, case in CASES.items() for context in (0, 3) if case.conditional or not context
@@ -23,14 +23,14 @@ DTYPES = {torch.float32: 1e-5, torch.float64: 1e-10}
 def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sweeps even where they do not pay; how many rows each call of the decoder had."""
     calls: list[int] = []
-    decode = foreign.decode
+    decode = inverter.decode
 
     def counted(block: Any, z: Tensor, *args: Any, **options: Any) -> Any:
         calls.append(len(z))
         return decode(block, z, *args, **options)
 
-    monkeypatch.setattr(foreign, "decode", counted)
-    monkeypatch.setattr(foreign, "least", lambda about: 1)
+    monkeypatch.setattr(inverter, "decode", counted)
+    monkeypatch.setattr(inverter, "min_rows", lambda spec, one_call: 1)
     return calls
 
 

@@ -22,7 +22,7 @@ from torch.nn.utils import parametrizations, weight_norm
 
 import jacobiflow as jf
 from adapters.foreign_flows import CASES, CONTEXT, D, perturb
-from jacobiflow.adapters import foreign
+from jacobiflow.adapters import inverter
 
 
 def affine(context: int = 0, **options: Any) -> Any:
@@ -321,13 +321,13 @@ def test_nothing_is_put_in_place_where_nothing_can_be_won() -> None:
 
 def test_few_rows_of_few_features_run_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    decode = foreign.decode
+    decode = inverter.decode
 
     def counted(block: Any, z: Tensor, *args: Any, **options: Any) -> Any:
         sizes.append(len(z))
         return decode(block, z, *args, **options)
 
-    monkeypatch.setattr(foreign, "decode", counted)
+    monkeypatch.setattr(inverter, "decode", counted)
     with torch.no_grad():
         spline = nflows_ar.MaskedPiecewiseQuadraticAutoregressiveTransform
         for features, rows in ((10, 1), (10, 2000), (32, 1)):

@@ -242,9 +242,9 @@ def test_tolerance_is_relative_to_the_scale_of_each_variable(sweeps: list[Any]) 
 STRETCH = 1.2
 
 
-def bad_flow() -> Flow:
+def bad_flow(activation: Any) -> Flow:
     """Rows far out have no finite inverse in float32; the others are easy."""
-    flow = maf(features=24, layers=3, scale=0.3).float()
+    flow = maf(features=24, layers=3, scale=0.3, activation=activation).float()
     with torch.no_grad():
         for m in flow._transform._transforms[::2]:
             m._epsilon = 0.0
@@ -265,10 +265,13 @@ def one_at_a_time(flow: Flow, z: Tensor) -> Tensor:
     return z
 
 
-def test_rows_without_a_finite_inverse(sweeps: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "activation", [nn.functional.relu, lambda x: x.relu()], ids=["cached", "full passes"]
+)
+def test_rows_without_a_finite_inverse(activation: Any, sweeps: list[Any]) -> None:
     """They are the rows that have none by definition. nflows loses a few more on the way, when a guess
     overflows; of those we return the inverse."""
-    flow = bad_flow()
+    flow = bad_flow(activation)
     z = torch.randn(200, 24, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         good = one_at_a_time(flow, z).isfinite().all(1)
@@ -288,6 +291,25 @@ def test_rows_without_a_finite_inverse(sweeps: list[Any]) -> None:
     assert torch.equal(y[good], alone) or (y[good] / alone - 1).abs().median() < 1e-6
     evaluated = sum(int(call.stats.blocks[0].evaluated[~good].max()) for call in sweeps[:3])
     assert evaluated < 3 * 24 * 23 / 2  # no bad row took all the passes
+
+
+def test_overflow_of_the_last_feature_alone_is_as_in_the_original(sweeps: list[Any]) -> None:
+    torch.manual_seed(0)
+    transform = perturb(MaskedAffineAutoregressiveTransform(D, 24))
+    transform._epsilon = 0.0
+    z = torch.randn(4, D)
+    z[0, -1] = 0.1
+    with torch.no_grad():
+        transform.autoregressive_net.final_layer.bias[-2] = -86.0  # the scale is about 1e-37
+        transform.autoregressive_net.final_layer.weight[-2].zero_()
+        z[1:, -1] *= 1e4
+        x, log_det = transform.inverse(z)
+        assert x[:, -1].isfinite().tolist() == [True, False, False, False]
+        with pytest.warns(RuntimeWarning, match="3 of 4 samples"):
+            y, found = jf.accelerate(transform).inverse(z)
+    torch.testing.assert_close(y, x, atol=1e-5, rtol=1e-5, equal_nan=True)
+    torch.testing.assert_close(found, log_det, atol=1e-4, rtol=1e-5, equal_nan=True)
+    assert sweeps
 
 
 def test_a_pyro_distribution_and_a_zuko_distribution(sweeps: list[Any]) -> None:

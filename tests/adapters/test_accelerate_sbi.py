@@ -14,7 +14,7 @@ from sbi.neural_nets import posterior_nn
 from torch import Tensor
 
 import jacobiflow as jf
-from jacobiflow.adapters import foreign
+from jacobiflow.adapters import inverter
 
 D = 5
 PRIOR = torch.distributions.MultivariateNormal(torch.zeros(D), 4 * torch.eye(D))
@@ -30,14 +30,14 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
-    decode = foreign.decode
+    decode = inverter.decode
 
     def counted(block: Any, z: Tensor, *args: Any, **options: Any) -> Any:
         calls.append(len(z))
         return decode(block, z, *args, **options)
 
-    monkeypatch.setattr(foreign, "decode", counted)
-    monkeypatch.setattr(foreign, "least", lambda about: 1)
+    monkeypatch.setattr(inverter, "decode", counted)
+    monkeypatch.setattr(inverter, "min_rows", lambda spec, one_call: 1)
     return calls
 
 

@@ -421,7 +421,7 @@ def test_var_must_be_positive(bad):
 
 
 def test_sizes_that_no_tarflow_has():
-    refused(small(), r"blocks\.0\.proj_in\.weight: 1 numbers a patch are not image_channels 3", channels=3)
+    refused(small(), r"blocks\.0\.proj_in\.weight: 1 numbers per patch are not image_channels 3", channels=3)
     refused(small(), "image_channels must be 1 or more, not 0", channels=0)
     refused(public(Shape(width=96, channels=1)), r"blocks\.0\.proj_in\.weight: width 96")
     sd = small()

@@ -236,7 +236,8 @@ def test_models_lists_recipes_and_bundled_models(
     ran = run("models")
     assert (ran.status, ran.err) == (0, "")
     assert max(map(len, ran.out.splitlines())) <= 80
-    assert ["toy", "maf", f"{count:,}"] in [line.split() for line in ran.out.splitlines()]
+    backend = flow.sample(1, plan="sequential").stats.backend
+    assert ["toy", "maf", f"{count:,}", backend] in [line.split() for line in ran.out.splitlines()]
     doc = json.loads(run("models", "--json").out)
     (model,) = doc["models"]
     assert (model["name"], model["family"], model["parameters"]) == ("toy", "maf", count)

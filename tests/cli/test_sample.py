@@ -108,14 +108,15 @@ def test_the_table_says_what_the_report_says(run: Any, labelled: jf.Flow) -> Non
     table, _, rest = ran.out.partition("\n\n")
     head, rule, *body = table.splitlines()
     assert max(map(len, table.splitlines())) <= 100
-    names = "plan batch seconds speed-up sweeps a block largest dev. mean dev. status"
+    names = "plan batch seconds speed-up sweeps a block largest dev. mean dev. backend status"
     assert " ".join(head.split()) == names
     assert set(rule) == {"-", " "}
     doc = json.loads(Path("out/report.json").read_text())
     assert len(body) == len(doc["rows"]) == 9
     for line, row in zip(body, doc["rows"], strict=True):
-        plan, batch, seconds, speedup, *sweeps, largest, mean, status = line.split()
+        plan, batch, seconds, speedup, *sweeps, largest, mean, backend, status = line.split()
         assert (plan, int(batch), status) == (row["plan"], row["batch"], row["status"].lower())
+        assert backend == row["backend"]
         assert float(seconds) == pytest.approx(row["seconds"], abs=6e-4)
         assert float(speedup.removesuffix("x")) == pytest.approx(row["speedup"], abs=6e-3)
         assert [float(s) for s in sweeps] == pytest.approx(row["sweeps"], abs=0.06)

@@ -140,10 +140,12 @@ def test_options_reach_the_tuner(run: Any, found: list[Any]) -> None:
     torch.set_num_threads(threads)
     (call,) = found
     assert (call["batch"], call["max_deviation"]) == (5, 0.2)
-    block = call["stack"][0][0]
-    assert block.guidance == jf.Guidance(weight=1.5)
+    guided = call["stack"][0].conditioner
+    assert guided.guidance == jf.Guidance(weight=1.5)
     own = jf.load("model").blocks[1].class_embed
-    assert torch.equal(block.block.condition[:, 0], own[(torch.arange(130) + 1) % 2 * 2])
+    informed, null = guided.both.condition[:, 0].chunk(2)
+    assert torch.equal(informed, own[(torch.arange(130) + 1) % 2 * 2])
+    assert torch.allclose(null, own.mean(0))
 
 
 @pytest.mark.filterwarnings("always")  # the command prints its warnings

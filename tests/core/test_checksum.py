@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from jacobiflow.core import native
-from jacobiflow.core.checksum import PIECE, Memory, Running
+from jacobiflow.kernels import native
+from jacobiflow.kernels.checksum import PIECE, Memory, Running
 
 
 @pytest.fixture(params=["compiled", "torch"], autouse=True)

@@ -18,11 +18,11 @@ def unrolled(one: Subject, z: Tensor, condition: Tensor | None) -> tuple[Tensor,
     if var is not None:
         log_det = log_det + 0.5 * var.log().sum()
     for k in reversed(range(len(flow.blocks))):
-        block, order = flow.bind(k, condition, one.guidance), flow.order(k)
+        (conditioner, bijector), order = flow.bind(k, len(z), condition, one.guidance), flow.order(k)
         seq = seq if order is None else seq[:, order]
         x = torch.zeros_like(seq)
-        for _ in range(block.length):
-            x, slope = block.inverse(seq, block.params(x, 0, block.length))
+        for _ in range(conditioner.length):
+            x, slope = bijector.inverse(seq, conditioner.all_params(x))
         log_det = log_det + slope.flatten(1).sum(1)
         seq = x if order is None else x[:, torch.argsort(order)]
     return flow.from_sequence(seq), log_det

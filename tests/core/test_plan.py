@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_save_and_load(tmp_path: Path) -> None:
         ("[]", '"format": "jacobiflow-plan"'),
         ('{"format": "other"}', '"format": "jacobiflow-plan"'),
         ("[" * 100_000, "must be JSON"),
-        (json.dumps({"format": "jacobiflow-plan", "version": 2}), "version 1"),
+        (json.dumps({"format": "jacobiflow-plan", "version": 3}), "version 1"),
         (json.dumps({"format": "jacobiflow-plan", "version": 1}), 'list "methods"'),
         (json.dumps({"format": "jacobiflow-plan", "version": 1, "methods": [1]}), r"methods\[0\]"),
         (json.dumps({"format": "jacobiflow-plan", "version": 1, "methods": [{"w": 1}]}), r"methods\[0\]"),
@@ -123,3 +124,35 @@ def test_plans_that_do_not_fit() -> None:
         flow.decode(z, "uniform", init="ones")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         flow.decode(z, "uniform", tolerance=0.5)  # type: ignore[call-arg]
+
+
+def old(path: Path, *methods: jf.Method) -> Path:
+    """A plan file as version 0.1 wrote it."""
+    doc = json.loads(jf.Plan(methods).to_json())
+    assert doc["version"] == 2
+    path.write_text(json.dumps(doc | {"version": 1}))
+    return path
+
+
+@pytest.mark.parametrize("method", [jf.Method(width=2, tol=1e-3), jf.Method(tol=0.5, max_sweeps=9)])
+def test_plans_for_closed_windows_load_with_one_warning(method: jf.Method, tmp_path: Path) -> None:
+    path = old(tmp_path / "mine.json", jf.Method(width=1), method)
+    want = f"^the plan {re.escape(str(path))} was made for closed windows: run tune again$"
+    with pytest.warns(UserWarning, match=want):
+        plan = jf.Plan.load(path)
+    assert plan == jf.Plan((jf.Method(width=1), method))
+    assert jf.Plan.load(path) == plan  # once per process; further warnings are errors here
+    plan.save(path)
+    assert json.loads(path.read_text())["version"] == 2
+
+
+def test_other_plans_of_version_1_load(tmp_path: Path) -> None:
+    methods = jf.Method(width=1), jf.Method(tol=0.5)
+    assert jf.Plan.load(old(tmp_path / "mine.json", *methods)) == jf.Plan(methods)
+
+
+@pytest.mark.parametrize("version", [0, 3, True, "1", 1.0, None])
+def test_other_versions_are_refused(version: object) -> None:
+    doc = json.loads(jf.Plan((jf.Method(),)).to_json()) | {"version": version}
+    with pytest.raises(jf.PlanError, match=f"^this release reads plans of version 1 to 2, not {version!r}$"):
+        jf.Plan.from_json(json.dumps(doc))

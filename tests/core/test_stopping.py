@@ -1,18 +1,17 @@
-"""The rule of small and still, and the compiled form of it."""
+"""The rule of small and still."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import jacobiflow as jf
-from jacobiflow.core import native
-from jacobiflow.core.stopping import ROUNDING, changes, compare
+from jacobiflow.core.stopping import ROUNDING, changes, judge
 from jacobiflow.core.types import UNITS, Unit
+from jacobiflow.kernels.torch_reference import TorchEngine
 
 EPS = torch.finfo(torch.float64).eps
 HUGE = torch.finfo(torch.float64).max
@@ -84,51 +83,13 @@ def test_each_number_has_its_own_unit() -> None:
     assert not bool(still)
 
 
-def cases() -> dict[str, Tensor]:
-    """Rows of [12, 3] numbers of all scales, with all that is odd in some of them."""
-    draw = torch.Generator().manual_seed(0)
-
-    def spread(low: int, high: int) -> Tensor:
-        return 10.0 ** torch.randint(low, high, (60, 12, 3), generator=draw)
-
-    seen = torch.randn(60, 12, 3, generator=draw) * spread(-9, 4)
-    new, z = seen.clone(), torch.randn(60, 12, 3, generator=draw) * spread(-6, 3)
-    for i in range(60):
-        moved = new[i, i % 13 :]
-        moved *= 1 + 1e-3 * torch.randn(moved.shape, generator=draw)
-    log_slope = 5 * torch.randn(60, 12, 3, generator=draw)
-    new[5, 4, 1], new[6, 0, 2], new[7, 11, 0] = math.nan, math.inf, -math.inf
-    seen[8, 2, 0] = new[8, 2, 0] = math.inf
-    new[9, 3], z[9, 3] = 0, 0  # moves to 0
-    seen[10, 3] = new[10, 3] = z[10, 3] = 0  # stays there
-    log_slope[11, 1], log_slope[12, 1], z[12, 1] = 100.0, 100.0, 0.0
-    log_slope[13], log_slope[14] = -math.inf, math.nan
-    return {"new": new, "seen": seen, "z": z, "log_slope": log_slope}
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_the_compiled_rule_is_the_rule(unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.library() is not None, "this test needs a C compiler: CC, cc, gcc or clang"
-    given = {k: v[:, 1:] if k != "new" else v[:, 1:].contiguous() for k, v in cases().items()}
-    with torch.no_grad():
-        found = compare(**given, unit=unit)
-        monkeypatch.setattr(native, "library", lambda: None)
-        want = compare(**given, unit=unit)
-    finite = want[0].isfinite()
-    assert (~finite).nonzero()[:, 0].tolist() == [5, 7, 8]  # row 6 is odd where nobody looks
-    assert torch.equal(found[0].isfinite(), finite)
-    torch.testing.assert_close(found[0][finite], want[0][finite])
-    assert torch.equal(found[1], want[1])
-    assert len(found[1].unique()) > 10
-
-
 class Doubling:
     """x_t = 2 x_{t-1} + c z_t, from x_0 = c z_0: every sweep solves one more position, whatever c is."""
 
-    length, rows = 12, None
+    length = 12
 
-    def __init__(self, c: float) -> None:
-        self.c = c
+    def __init__(self, c: float, dtype: torch.dtype) -> None:
+        self.c, self.dtype = c, dtype
 
     def select(self, rows: Tensor) -> Doubling:
         return self
@@ -136,12 +97,14 @@ class Doubling:
     def tensors(self) -> tuple[Tensor, ...]:
         return ()
 
-    def new_cache(self, n: int) -> Any:
+    def new_cache(self, n: int) -> None:
         return None
 
-    def params(self, x: Tensor, lo: int, hi: int, cache: Any = None) -> Tensor:
-        before = torch.cat((torch.zeros_like(x[:, :1]), x[:, :-1]), 1)
-        return 2 * before[:, lo:hi]
+    def first(self, n: int) -> Tensor:
+        return torch.zeros(n, 1, 1, dtype=self.dtype)
+
+    def all_params(self, x: Tensor) -> Tensor:
+        return 2 * torch.cat((torch.zeros_like(x[:, :1]), x[:, :-1]), 1)
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return theta + self.c * z, torch.full_like(z, math.log(self.c))
@@ -151,10 +114,23 @@ class Doubling:
 def test_the_loop_keeps_the_unit_of_its_method(dtype: torch.dtype) -> None:
     tiny = ROUNDING * torch.finfo(dtype).eps * 2.0**-20
     z = torch.rand(3, 12, 1, dtype=dtype, generator=torch.Generator().manual_seed(0)) + 0.5
-    exact = jf.sequential(Doubling(tiny), z).x
-    out = jf.decode(Doubling(tiny), z, jf.Method(init="zeros", unit="relative"))
+    both = Doubling(tiny, dtype)  # conditioner and bijector
+    block = jf.Block(both, both, TorchEngine(both, both))
+    exact = jf.decode(block, z, jf.Method(width=1)).x
+    out = jf.decode(block, z, jf.Method(init="zeros", unit="relative"))
     assert torch.equal(out.x, exact)
     assert out.stats.blocks[0].sweeps.tolist() == [11] * 3
-    loose = jf.decode(Doubling(tiny), z, jf.Method(init="zeros"))  # absolute: so little is rounding
+    loose = jf.decode(block, z, jf.Method(init="zeros"))  # absolute: so little is rounding
     assert loose.stats.blocks[0].sweeps.max() < 11
     assert not torch.equal(loose.x, exact)
+
+
+@pytest.mark.parametrize("width", [None, 4])
+def test_the_change_that_is_reported_was_accepted_within_tol(width: int | None) -> None:
+    """The position after the accepted ones is final because of its inputs, however far it moved itself."""
+    change = torch.tensor([[1e-3, 0.5, 0.0, 0.0], [1e-3, 2e-3, 1e-3, 5e-3], [0.0, 0.5, 0.0, 0.0]])
+    own, at_end = torch.ones(3, 4, dtype=torch.bool), torch.ones(3, dtype=torch.bool)
+    verdict = judge(change, change == 0, own, jf.Method(width=width, tol=1e-2), at_end)
+    assert verdict.advance.tolist() == ([1, 4, 2] if width is None else [2, 4, 2])
+    assert verdict.loose.tolist() == [width is not None, True, False]
+    assert verdict.accepted.tolist() == pytest.approx([0.0 if width is None else 1e-3, 5e-3, 0.0])

@@ -15,7 +15,9 @@ from torch import Tensor
 
 import jacobiflow as jf
 from jacobiflow.core import tune as core
+from jacobiflow.core.block import Cache, Start
 from jacobiflow.core.tune import deviation, tune
+from jacobiflow.kernels.torch_reference import TorchEngine
 from subjects import subject
 
 BOUND = 0.05
@@ -37,41 +39,17 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Priced:
-    """A block whose every evaluation costs `call` seconds and `position` seconds a position and row."""
+class Priced(TorchEngine):
+    """An engine whose every evaluation costs `call` seconds and `position` seconds per position and row."""
 
-    block: jf.Block
-    clock: Clock = field(repr=False)
-    call: float
-    position: float
+    clock: Clock = field(default_factory=Clock, repr=False)
+    call: float = 0.0
+    position: float = 0.0
 
-    @property
-    def length(self) -> int:
-        return self.block.length
-
-    @property
-    def rows(self) -> int | None:
-        return self.block.rows
-
-    def select(self, rows: Tensor) -> Priced:
-        return replace(self, block=self.block.select(rows))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.block.tensors()
-
-    def new_cache(self, n: int) -> jf.Cache:
-        return self.block.new_cache(n)
-
-    def params(self, x: Tensor, lo: int, hi: int, cache: jf.Cache | None = None) -> Tensor:
-        valid = 0 if cache is None else cache.valid
-        self.clock.now += self.call + self.position * len(x) * (hi - 1 - min(valid, max(lo - 1, 0)))
-        return self.block.params(x, lo, hi, cache)
-
-    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.block.forward(x, theta)
-
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.block.inverse(z, theta)
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
+        inputs = x.shape[1] - 1 if cache is None else width
+        self.clock.now += self.call + self.position * len(x) * inputs
+        return super().params(x, start, width, cache)
 
 
 SEQUENTIAL = jf.Plan.sequential(3)
@@ -94,11 +72,16 @@ class Bench:
         self.z = self.subject.flow.to_prior(self.subject.flow.noise(2 * self.rows, seed=1))
         self.z[self.rows :] *= self.fresh
 
-    def stack(self, n: int) -> list[tuple[jf.Block, Tensor | None]]:
+    def stack(self, n: int) -> list[jf.Block]:
         blocks = self.subject.flow.bound_blocks(
             n, guidance=self.subject.guidance, **self.subject.condition(n)
         )
-        return [(Priced(b, self.clock, *p), order) for (b, order), p in zip(blocks, self.prices, strict=True)]
+        return [
+            replace(
+                b, engine=Priced(b.conditioner, b.bijector, clock=self.clock, call=call, position=position)
+            )
+            for b, (call, position) in zip(blocks, self.prices, strict=True)
+        ]
 
     def tune(self, bound: float = BOUND, **options: Any) -> jf.Plan:
         stack = self.stack(2 * self.rows)
@@ -108,9 +91,8 @@ class Bench:
         """The answers of these rows, and what they cost."""
         began, seq = self.clock.now, self.z[begin:end]
         rows = torch.arange(begin, end)
-        for method, (block, order) in zip(plan, self.stack(2 * self.rows), strict=True):
-            x = jf.decode(block.select(rows), seq if order is None else seq[:, order], method).x
-            seq = x if order is None else x[:, torch.argsort(order)]
+        for method, block in zip(plan, self.stack(2 * self.rows), strict=True):
+            seq = jf.decode(block.select(rows), seq, method).x
         return seq, self.clock.now - began
 
     @cached_property

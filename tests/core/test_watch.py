@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow.core.decode import first_guess
+from jacobiflow.core.rows import first_guess
 from subjects import subject
 
 SUBJECTS = ["tarflow-labels", "maf-exp", "nsf-context"]
@@ -21,19 +22,20 @@ def test_every_sweep_is_seen_and_nothing_changes(name: str, method: jf.Method) -
     z = one.flow.noise(6, seed=2).reshape(6, one.length, -1)
     block = one.block(0, 6)
     plain = jf.decode(block, z, method)
-    out = jf.decode(block, z, method, name=3, watch=seen.append)
+    out = jf.decode(block, z, method, number=3, watch=seen.append)
     assert torch.equal(out.x, plain.x)
     assert torch.equal(out.stats.blocks[0].sweeps, plain.stats.blocks[0].sweeps)
     assert [s.number for s in seen] == list(range(len(seen)))
     assert {s.block for s in seen} == {3}
     taken = sum(s.moving.long() for s in seen[1:])
     assert torch.equal(taken, out.stats.blocks[0].sweeps)  # each sample was in as many as its stats say
-    assert torch.equal(seen[0].x[:, 1:], first_guess(z, method.init)[:, 1:])
+    guess = first_guess(block.to_positions(z), method.init)
+    assert torch.equal(block.to_positions(seen[0].x)[:, 1:], guess[:, 1:])
     assert torch.equal(seen[-1].x, out.x)
     for before, after in pairwise(seen):
         still = torch.ones(6, one.length, dtype=torch.bool)
         still[:, after.lo : after.hi] = ~after.moving[:, None]
-        assert torch.equal(after.x[still], before.x[still])
+        assert torch.equal(block.to_positions(after.x)[still], block.to_positions(before.x)[still])
         assert not torch.equal(after.x, before.x)
 
 
@@ -41,7 +43,7 @@ def test_the_first_positions_are_exact_after_as_many_sweeps() -> None:
     one, seen = subject("tarflow"), []
     z = one.flow.noise(3, seed=0)
     block = one.block(0, 3)
-    exact = jf.sequential(block, z).x
+    exact = jf.decode(block, z, jf.Method(width=1)).x
     jf.decode(block, z, jf.Method(init="noise"), watch=seen.append)
     assert len(seen) <= one.length  # the first guess and at most T - 1 sweeps
     for sweep in seen:
@@ -65,16 +67,12 @@ def test_a_flow_shows_guesses_in_the_order_of_the_data() -> None:
 
 def test_samples_in_parts_are_watched_at_once() -> None:
     one = subject("tarflow", torch.float32)
-    block = one.block(0, 5)
-
-    class InParts(type(block)):  # type: ignore[misc]
-        rows = 2
-
+    block = one.block(0, 5, "torch")
+    in_parts = replace(block, engine=replace(block.engine, rows=2))  # type: ignore[type-var]
     seen: list[jf.Sweep] = []
     z = one.flow.noise(5, seed=0)
-    parts = InParts(block.weights, block.condition)  # type: ignore[attr-defined]
-    assert parts.rows == 2
-    out = jf.decode(parts, z, jf.Method(tol=0.1), watch=seen.append)
+    assert in_parts.engine.rows == 2
+    out = jf.decode(in_parts, z, jf.Method(tol=0.1), watch=seen.append)
     assert all(s.x.shape == z.shape for s in seen)
     assert torch.equal(seen[-1].x, out.x)
 

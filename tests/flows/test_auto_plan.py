@@ -135,7 +135,7 @@ def test_nothing_to_decode_is_not_tuned(folder: Path, asked: list[Any]) -> None:
     assert not asked
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", "other", "blocks"])
+@pytest.mark.parametrize("damage", ["", "{", "[]", "other", "blocks", "old"])
 def test_a_damaged_plan_is_made_again(folder: Path, asked: list[Any], damage: str) -> None:
     flow = labelled()
     flow.sample(1, plan="auto")
@@ -146,6 +146,9 @@ def test_a_damaged_plan_is_made_again(folder: Path, asked: list[Any], damage: st
         damage = json.dumps(doc)
     elif damage == "blocks":
         damage = json.dumps(doc | {"methods": doc["methods"] * 2})
+    elif damage == "old":  # of version 0.1, which closed its windows; no warning
+        doc["methods"][0] |= {"width": 4, "tol": 1e-3}
+        damage = json.dumps(doc | {"version": 1})
     path.write_text(damage)
     forget()
     flow.sample(1, plan="auto")
@@ -246,7 +249,7 @@ def test_what_samples_are_tuned_on(folder: Path, asked: list[Any]) -> None:
     flow = labelled()
     flow.sample(2, labels=1, plan="auto")
     flow.sample(2, plan="auto")
-    classes, none = (call["stack"][0][0].condition for call in asked)
+    classes, none = (call["stack"][0].conditioner.condition for call in asked)
     own = flow.blocks[1].class_embed
     assert torch.equal(classes[:, 0], own[torch.arange(128) % 3])
     assert torch.allclose(none[:, 0], own.mean(0))
@@ -255,7 +258,7 @@ def test_what_samples_are_tuned_on(folder: Path, asked: list[Any]) -> None:
     flow.sample(3, context=context, plan="auto")
     flow.sample(3, context=context[1], plan="auto")
     assert len(asked) == 3
-    assert torch.equal(asked[2]["stack"][0][0].context, context[torch.arange(128) % 3])
+    assert torch.equal(asked[2]["stack"][0].conditioner.context, context[torch.arange(128) % 3])
 
 
 def test_mistakes_are_found_before_tuning(folder: Path, asked: list[Any]) -> None:

@@ -65,9 +65,8 @@ def test_changed_weights_count(name: str, way: str, when: str, tmp_path: Path) -
 
 def by_itself(flow: jf.Flow) -> Tensor:
     """A block that is solved without its flow."""
-    block, order = flow.bound_blocks(3)[1]
-    z = flow.to_prior(flow.noise(3, seed=0))
-    return jf.decode(block, z if order is None else z[:, order], jf.Method(width=1)).x
+    block = flow.bound_blocks(3)[1]
+    return jf.decode(block, flow.to_prior(flow.noise(3, seed=0)), jf.Method(width=1)).x
 
 
 @torch.no_grad()

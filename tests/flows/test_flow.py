@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import jacobiflow as jf
+from jacobiflow.flows.transformer import TransformerConditioner
 from subjects import maf, subject, tarflow
 
 
@@ -120,11 +121,13 @@ def test_guidance_pushes_parameters() -> None:
     weights, last = flow.blocks[-1], len(flow.blocks) - 1
     x = flow.decode(z, "sequential", labels=labels).x
     seq = flow.to_sequence(x)
-    theta, null = weights.bind(labels).params(seq, 0, 16), weights.bind(None, 1.3).params(seq, 0, 16)
+    theta = TransformerConditioner(weights, weights.condition(labels)).all_params(seq)
+    hot = torch.full((1,), 1.3, dtype=torch.float64)
+    null = TransformerConditioner(weights, weights.condition(None), temperature=hot).all_params(seq)
     for what, on in (("ab", (1, 1)), ("a", (1, 0)), ("b", (0, 1))):
         for annealed in (False, True):
             guide = jf.Guidance(weight=1.5, what=what, annealed=annealed, attn_temp=1.3)
-            found = flow.bind(last, labels, guide).params(seq, 0, 16)
+            found = flow.bind(last, 2, labels, guide)[0].all_params(seq)
             w = 1.5 * torch.tensor(on, dtype=torch.float64).repeat_interleave(4)
             w = w * (torch.arange(16, dtype=torch.float64) / 15 if annealed else torch.ones(16))[:, None]
             assert (found - (theta + w * (theta - null))).abs().max() < 1e-12
@@ -306,6 +309,6 @@ def test_numbers_of_another_type_are_refused(kind: str) -> None:
         flow.decode(z.long())
     with torch.no_grad(), pytest.raises(ValueError, match="x must be a dense tensor of floats, not int64"):
         flow.encode(x.long())
-    block, _ = flow.bound_blocks(2)[0]
+    block = flow.bound_blocks(2)[0]
     with pytest.raises((ValueError, RuntimeError), match=r"type|the network"):
         jf.decode(block, flow.to_prior(z).double(), jf.Method(width=1))

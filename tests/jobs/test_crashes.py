@@ -148,7 +148,7 @@ def test_processes_that_lose_their_first(flow: Any, zygote: Zygote, tmp_path: Pa
 
 # The C library is loaded first: its private copy in memory counts as a file, too.
 FULL = (
-    "import resource; from jacobiflow.core import native; native.library(); "
+    "import resource; from jacobiflow.kernels import native; native.library(); "
     "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
 )
 # Root writes anywhere, until it has lost this capability (CAP_DAC_OVERRIDE, at its next exec).

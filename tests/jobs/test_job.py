@@ -384,7 +384,7 @@ def test_a_damaged_manifest(job: Any, copy: Path, kind: str) -> None:
         "flipped": text.replace('"batch": 4', '"batch": 5'),
         "empty": "",
         "something else": "{}",
-        "an older one": text.replace('"version": 1', '"version": 0', 1),
+        "an older one": text.replace('"version": 2', '"version": 0', 1),
     }
     path.write_text(changed[kind])
     status, _, err = job(copy, *SMALL)

@@ -36,6 +36,7 @@ def as_version_1(out: Path) -> None:
     """The folder as version 0.1 wrote it: no digests, and no list of samples that are not finite."""
     path = out / "manifest.json"
     doc = json.loads(path.read_text()) | {"version": 1}
+    doc["plan"]["version"] = 1
     del doc["digest"], doc["checksum"]
     path.write_text(json.dumps(doc | {"checksum": manifest._checksum(doc)}, indent=2) + "\n")
     for path in out.glob("records/*.json"):
@@ -162,6 +163,48 @@ def test_an_older_job_goes_on(job: Any, whole: Path, copy: Path) -> None:
     assert kept.items() <= files(copy).items()
     assert np.array_equal(samples(copy)["x"], samples(whole)["x"])
     assert "all of them found whole" in job(copy, *SMALL)[1]
+
+
+def plan_file(path: Path, *methods: jf.Method) -> Path:
+    """A plan as version 0.1 wrote it."""
+    doc = json.loads(jf.Plan(methods).to_json()) | {"version": 1}
+    path.write_text(json.dumps(doc))
+    return path
+
+
+@pytest.mark.parametrize("given", [{"width": 4}, {"max_sweeps": 9}])
+def test_an_older_job_with_closed_windows_is_refused(job: Any, tmp_path: Path, given: dict[str, int]) -> None:
+    """Its other samples were made by windows that this version does not have."""
+    methods = jf.Method(width=1), jf.Method(tol=1e-3, **given), jf.Method(tol=0.5)
+    path, out = tmp_path / "mine.json", tmp_path / "out"
+    jf.Plan(methods).save(path)
+    assert job(out, *SMALL, "--plan", path)[0] == 0
+    as_version_1(out)
+    (out / "shards/000001.npz").unlink()
+    before = files(out)
+    status, said, line = job(out, *SMALL, "--plan", path)
+    assert (status, said) == (2, "")
+    assert line == (
+        f"jacobiflow sample: {out} holds a job that cannot be resumed: its plan was made for closed windows, "
+        "which this version does not have: finish it with version 0.1, or run tune again and begin in a new "
+        "--out\n"
+    )
+    assert files(out) == before
+
+
+def test_an_older_job_with_a_plan_file_goes_on(job: Any, tmp_path: Path) -> None:
+    methods = jf.Method(width=1), jf.Method(tol=0.1), jf.Method(tol=0.5)
+    path, out = plan_file(tmp_path / "mine.json", *methods), tmp_path / "out"
+    assert job(out, *SMALL, "--plan", path)[0] == 0
+    doc = json.loads((out / "manifest.json").read_text())
+    doc["settings"]["plan"] = path.read_text()
+    (out / "manifest.json").write_text(json.dumps(doc))
+    as_version_1(out)
+    (out / "shards/000001.npz").unlink()
+    assert "1 of them made now" in job(out, *SMALL, "--plan", path)[1]
+    other = plan_file(tmp_path / "other.json", *methods[:2], jf.Method(tol=0.4))
+    status, _, line = job(out, *SMALL, "--plan", other)
+    assert (status, "holds a job with other settings" in line) == (2, True)
 
 
 def test_an_older_job_without_its_manifest_is_unknown(job: Any, copy: Path) -> None:

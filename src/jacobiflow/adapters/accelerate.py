@@ -1,7 +1,7 @@
-"""`accelerate`: the slow direction of other libraries' autoregressive flows by sweeps, one line.
+"""`accelerate`: fast sampling from other libraries' autoregressive flows, in one line.
 
-Nothing is patched but the objects that are given: each transform gets an instance attribute in place of
-one method, which pickles, copies and moves with it, and which `restore` takes off.
+Only the given objects are patched: each transform gets an instance attribute that replaces one method. The
+attribute is pickled, copied and moved with its owner; `restore` removes it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.distributions import Distribution, Transform
 
-from jacobiflow.adapters.foreign import Patch
+from jacobiflow.adapters.patch import Patch
 from jacobiflow.core.types import JacobiflowError
 
 Model = TypeVar("Model")
 LIBRARIES = ("nflows", "zuko", "normflows", "pyro")
-OPEN = ("sbi",)  # objects of these packages are looked into, whatever they are
+SEARCHED = ("sbi",)  # packages whose objects are all searched for transforms
 
 
 class AccelerationError(JacobiflowError, TypeError):
@@ -30,16 +30,17 @@ class AccelerationError(JacobiflowError, TypeError):
 
 
 def accelerate(model: Model, tol: float = 1e-6) -> Model:
-    """Make the slow direction of every autoregressive transform in `model` fast; the same object back.
+    """Speed up the slow direction of every autoregressive transform in `model`; returns the same object.
 
     model: a module of nflows, zuko, normflows or Pyro, an sbi posterior or estimator, or a torch
         distribution made of them.
-    tol: largest change of a sample in its last sweep, in units of max(|x|, |dx/dz|), in float32;
-        float64 is solved to its square, and samples that carry gradients to a hundredth of it. It is
-        never tighter than the dtype, or the transform's own inner solver, can hold.
+    tol: largest relative change of a sample in its last sweep, in units of max(|x|, |z dx/dz|). It holds for
+        float32; float64 is solved to its square, samples with gradients to a hundredth of it. It is never
+        tighter than what the dtype, or the transform's own inner solver, can resolve.
 
-    Results stay those of the library. Where sweeps would not pay the original runs. Samples are
-    differentiable in noise, weights and context, once, by the implicit function theorem.
+    Results stay those of the library, up to tol. The original runs where it is faster. Samples have first
+    derivatives with respect to noise, weights and context, by the implicit function theorem. Samples without
+    a finite inverse are NaN.
     """
     if not 0 <= tol < 1:
         raise ValueError(f"tol must be in [0, 1), not {tol}")
@@ -51,7 +52,7 @@ def accelerate(model: Model, tol: float = 1e-6) -> Model:
             there = vars(item).get(patch.method)
             if isinstance(there, Patch):
                 there.tol = tol
-            elif patch.shared().least < math.inf:  # else nothing is put in place: the original is at its best
+            elif patch.inverter().min_rows < math.inf:  # else the original cannot be beaten
                 patch.install()
     if not found:
         kinds = ", ".join(f"{count} {name}" for name, count in looked.items())
@@ -63,7 +64,7 @@ def accelerate(model: Model, tol: float = 1e-6) -> Model:
 
 
 def restore(model: Model) -> Model:
-    """Take the acceleration off; the same object back, as it was."""
+    """Remove the acceleration; returns the same object."""
     for patch in _installed(model):
         patch.remove()
     return model
@@ -71,7 +72,7 @@ def restore(model: Model) -> Model:
 
 @contextmanager
 def accelerated(model: Model, tol: float = 1e-6) -> Iterator[Model]:
-    """`accelerate` for the length of a with statement; what was accelerated before stays so."""
+    """`accelerate` inside a with statement; what was accelerated before stays accelerated."""
     before = {id(patch): (patch, patch.tol) for patch in _installed(model)}
     try:
         yield accelerate(model, tol)
@@ -84,7 +85,7 @@ def accelerated(model: Model, tol: float = 1e-6) -> Iterator[Model]:
 
 
 def _patches(item: Any, tol: float) -> Iterator[Patch]:
-    """The patches that fit `item`; libraries that it does not come from are not imported."""
+    """The patches that apply to `item`. Imports only the library that it comes from."""
     roots = {kind.__module__.partition(".")[0] for kind in type(item).__mro__}
     for name in LIBRARIES:
         if name in roots:
@@ -98,7 +99,7 @@ def _installed(model: Any) -> list[Patch]:
 
 
 def _walk(root: Any) -> Iterator[Any]:
-    """Every module, distribution, transform and sbi object that is reached from `root`, once."""
+    """Every module, distribution, transform and sbi object that can be reached from `root`, once."""
     seen, todo = set[int](), [root]
     while todo:
         item = todo.pop()
@@ -115,7 +116,7 @@ def _walk(root: Any) -> Iterator[Any]:
             todo.append(item.__self__)
         elif hasattr(item, "__dict__") and (
             isinstance(item, nn.Module | Distribution | Transform)
-            or type(item).__module__.partition(".")[0] in OPEN
+            or type(item).__module__.partition(".")[0] in SEARCHED
         ):
             yield item
             todo.append(vars(item))

@@ -1,4 +1,4 @@
-"""MADE as nflows and normflows build it; the two differ in where context enters and what is activated."""
+"""MADE, as in nflows and normflows. They differ in where context enters and in what is activated."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.adapters.conditioner import runs_as
-from jacobiflow.adapters.foreign import Foreign, ForeignMap, Patch
-from jacobiflow.adapters.masked import Link, Network, elementwise
-from jacobiflow.core.bijectors import Bijector
+from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise
+from jacobiflow.adapters.module_state import runs_as
+from jacobiflow.adapters.patch import Patch
+from jacobiflow.adapters.transform_spec import TransformSpec
+from jacobiflow.core.bijectors import Bijector, Spline
+from jacobiflow.core.description import Formula
 
 
 class MadeInverse(Patch):
@@ -28,8 +30,19 @@ class MadeInverse(Patch):
         return self.original()(inputs, context) if found is None else found
 
 
+class SoftplusSpline(Spline):
+    """A spline whose slopes are softplus(theta) without an offset, as in nflows and normflows."""
+
+    def describe(self) -> Formula:
+        return Formula("spline", (self.bins, self.bound, self.min_bin, self.min_slope, self._offset))
+
+    @property
+    def _offset(self) -> float:
+        return 0.0
+
+
 def bijector(owner: Any, maps: Mapping[Any, Callable[[Any], Bijector]]) -> Bijector | None:
-    """The elementwise map of a known class; None if a subclass has changed it, or scales its parameters."""
+    """The elementwise map of a known class; None if a subclass changes it or rescales its parameters."""
     kind = next((k for k in maps if isinstance(owner, k)), None)
     if kind is None or hasattr(owner.autoregressive_net, "hidden_features"):
         return None
@@ -39,23 +52,22 @@ def bijector(owner: Any, maps: Mapping[Any, Callable[[Any], Bijector]]) -> Bijec
     return maps[kind](owner)
 
 
-def foreign(owner: Any, map_: Bijector, network: Network, **options: Any) -> Foreign:
-    """The description of a transform with such a conditioner."""
+def spec(owner: Any, map_: Bijector, network: ForeignNetwork, contexts: tuple[int, ...]) -> TransformSpec:
+    """The description of a transform with a MADE."""
     net, length = owner.autoregressive_net, network.length
-    return Foreign(
+    return TransformSpec(
         length=length,
         passes=length,
         module=owner,
+        contexts=contexts,
         theta=lambda x, context: net(x, context).view(len(x), length, -1),
         bijector=map_,
         network=network,
-        ours=not isinstance(map_, ForeignMap),
-        **options,
     )
 
 
 def known(net: Any, layer: type[nn.Module], *blocks: type[nn.Module]) -> bool:
-    """Whether all layers of a MADE are the library's own."""
+    """Whether all layers of a MADE are of the library's own classes."""
     linears = [net.initial_layer, net.final_layer]
     for block in net.blocks:
         if not runs_as(block, *blocks):
@@ -66,10 +78,10 @@ def known(net: Any, layer: type[nn.Module], *blocks: type[nn.Module]) -> bool:
 
 def network(
     net: Any, activation: Any, *, first_active: bool, given: Callable[[Tensor], Tensor] | None, inside: bool
-) -> Network:
-    """The wiring of a MADE.
+) -> ForeignNetwork:
+    """The layers of a MADE and how they are connected.
 
-    first_active: whether plain blocks see the first layer activated.
+    first_active: whether plain blocks read the first layer after activation.
     given: what context [n, C] adds to the first layer; inside: whether residual blocks add it again.
     """
     links = [Link(net.initial_layer, 0, False, context=given)]
@@ -85,9 +97,9 @@ def network(
             links.append(Link(block.linear_layers[1], last + 1, skip=last))
         else:
             links.append(Link(block.linear, last, first_active or last > 1, before=block.batch_norm))
-    # Residual blocks hand on what they add up; plain ones what they activate.
+    # The head reads the sum of residual blocks as it is, the output of plain blocks after activation.
     active = not residual and (first_active or len(links) > 1)
     links.append(Link(net.final_layer, len(links), active))
     length = net.initial_layer.in_features
     rows = torch.arange(net.final_layer.out_features).view(length, -1)
-    return Network(length, tuple(links), elementwise(activation), rows)
+    return ForeignNetwork(length, tuple(links), elementwise(activation), rows)

@@ -1,22 +1,22 @@
-"""Masked networks of other libraries, packed for the unit cache of `flows.masked`.
+"""Masked networks of other libraries, packed as a `MaskedNetwork`.
 
-A library names its linear maps and how they are joined; which unit sees which feature is read off the
-masks. That gives the order of the features and the degree of every unit, whatever the library's own
-convention: natural or permuted orders, several features a pass, any acyclic graph.
+An adapter lists the linear maps of a network and how they are connected. The masks tell which unit depends on
+which feature. That gives the order of the features and the degree of every unit for any convention: natural
+or permuted orders, several features per pass, any acyclic graph.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.flows.masked import Packed, Stage
+from jacobiflow.core.networks import MaskedNetwork, Stage
 
 _FUNCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
     f: f
@@ -32,9 +32,9 @@ _MODULES = (
 
 
 def elementwise(activation: Any) -> Callable[[Tensor], Tensor] | None:
-    """`activation` if it is known to treat every unit alike and alone, so that units may be reordered."""
+    """`activation` if it is known to be elementwise, so that units may be reordered; else None."""
     if type(activation) in _MODULES:
-        # In place it would overwrite the cached unit that it reads.
+        # An in-place activation would overwrite the cached units.
         own: Callable[[Tensor], Tensor] = (
             type(activation)() if getattr(activation, "inplace", False) else activation
         )
@@ -54,16 +54,16 @@ class Link:
     activated: bool = True
     skip: int | None = None
     context: Callable[[Tensor], Tensor] | None = None  # [n, C] -> [n, out], added
-    before: nn.BatchNorm1d | None = None  # what the source goes through first
-    norm: nn.BatchNorm1d | None = None  # what the new node goes through before its activation
+    before: nn.BatchNorm1d | None = None  # applied to the source
+    norm: nn.BatchNorm1d | None = None  # applied to the new node before its activation
 
     @property
     def mask(self) -> Tensor:
-        """[out, in], true where a weight counts."""
+        """[out, in], true where a weight is used."""
         return self.linear.mask.bool()  # type: ignore[operator]
 
     def folded(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias, masked, with the normalisation of the source in them."""
+        """Weight and bias, masked, including the normalization of the source."""
         weight = self.linear.weight * self.mask
         bias: Tensor = weight.new_zeros(len(weight)) if self.linear.bias is None else self.linear.bias
         if self.before is not None:
@@ -73,21 +73,21 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Network:
-    """A masked network from features and context to `params` numbers a feature. The last link is the head.
+class ForeignNetwork:
+    """A masked network from features and context to `params` numbers per feature. The last link is the head.
 
     Node 0 is the input, node i what link i - 1 computes.
     """
 
     length: int
     links: tuple[Link, ...]
-    activation: Callable[[Tensor], Tensor] | None  # None: not for the cache; the order is still right
-    rows: Tensor  # [length, params], which output belongs to which feature
-    first: int = 0  # where the features begin in the input; the rest of it is context
+    activation: Callable[[Tensor], Tensor] | None  # None: cannot be packed; the order is still right
+    rows: Tensor  # [length, params], the outputs of each feature
+    first: int = 0  # input column of the first feature; the other columns are context
 
     @property
     def columns(self) -> slice:
-        """Where the features stand in the input."""
+        """The input columns of the features."""
         return slice(self.first, self.first + self.length)
 
     def terms(self, context: Tensor, units: tuple[Tensor, ...]) -> dict[int, Tensor]:
@@ -101,15 +101,15 @@ class Network:
 
 @dataclass(frozen=True)
 class Structure:
-    """What the masks say: the order of features, and of the units of each node by degree."""
+    """What the masks determine: the order of the features, and the units of each node sorted by degree."""
 
     order: Tensor  # [length], the feature at each position
     units: tuple[Tensor, ...]
     ends: tuple[tuple[int, ...], ...]  # ends[i][d]: units of node i of degree <= d
 
 
-def structure(net: Network) -> Structure | None:
-    """None if the masks do not make every feature a function of features before it."""
+def structure(net: ForeignNetwork) -> Structure | None:
+    """The structure of a network; None if its masks are not autoregressive in any order."""
     masks = [link.mask.cpu() for link in net.links]
     masks[0] = masks[0][:, net.columns]
     order = _order(net, masks)
@@ -128,8 +128,8 @@ def structure(net: Network) -> Structure | None:
     return Structure(order, units, tuple(ends))
 
 
-def _order(net: Network, masks: list[Tensor]) -> Tensor | None:
-    """Features in an order in which each sees earlier ones only; the natural one where that will do."""
+def _order(net: ForeignNetwork, masks: list[Tensor]) -> Tensor | None:
+    """An order in which each feature depends on earlier ones only; the natural order if it is one."""
     sees = [torch.eye(net.length, dtype=torch.bool)]
     for link, mask in zip(net.links, masks, strict=True):
         seen = (mask.float() @ sees[link.source].float()) > 0
@@ -147,8 +147,8 @@ def _order(net: Network, masks: list[Tensor]) -> Tensor | None:
     return None
 
 
-def _degrees(net: Network, masks: list[Tensor], features: Tensor) -> list[Tensor]:
-    """Degrees of the units of each node but the head; all nodes of a residual stream have the same."""
+def _degrees(net: ForeignNetwork, masks: list[Tensor], features: Tensor) -> list[Tensor]:
+    """Degrees of the units of each node except the head. Nodes of a residual stream share theirs."""
     degrees = [features]
     while True:
         raised = False
@@ -165,8 +165,8 @@ def _degrees(net: Network, masks: list[Tensor], features: Tensor) -> list[Tensor
             return degrees
 
 
-def pack(net: Network, found: Structure) -> Packed:
-    """The network as the unit cache takes it."""
+def pack(net: ForeignNetwork, found: Structure) -> MaskedNetwork:
+    """The network as plain data, its units sorted by degree."""
     assert net.activation is not None
     stages = []
     units = [index.to(net.links[0].linear.weight.device) for index in found.units]
@@ -192,15 +192,8 @@ def pack(net: Network, found: Structure) -> Packed:
         weight, bias = net.links[-1].folded()
         rows = net.rows.to(weight.device)[units[0]].flatten()
         head = weight[rows][:, units[net.links[-1].source]]
-    return Packed(net.length, tuple(stages), head, bias[rows, None], net.activation, net.links[-1].activated)
-
-
-def with_context(packed: Packed, terms: dict[int, Tensor]) -> Packed:
-    """The network with a context that all rows share: it is part of the biases."""
-    stages = list(packed.stages)
-    for i, term in terms.items():
-        stages[i] = replace(stages[i], bias=stages[i].bias + term)
-    return replace(packed, stages=tuple(stages))
+    last = net.links[-1]
+    return MaskedNetwork(net.length, tuple(stages), head, bias[rows, None], net.activation, last.activated)
 
 
 def _affine(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,9 @@ from nflows.transforms.splines.rational_quadratic import (
 from torch import Tensor
 
 from jacobiflow.adapters import made
-from jacobiflow.adapters.conditioner import runs_as
-from jacobiflow.adapters.foreign import Foreign, ForeignMap, SoftplusSpline, cut
+from jacobiflow.adapters.made import SoftplusSpline
+from jacobiflow.adapters.module_state import runs_as
+from jacobiflow.adapters.transform_spec import ForeignMap, TransformSpec, split_theta
 from jacobiflow.core.bijectors import Bijector, ScaleAffine
 
 
@@ -27,7 +29,7 @@ class Inverse(made.MadeInverse):
 
     owners = (ar.AutoregressiveTransform,)
 
-    def describe(self) -> Foreign | None:
+    def describe(self) -> TransformSpec | None:
         net = self.owner.autoregressive_net
         bijector = made.bijector(self.owner, _MAPS)
         kinds = MaskedFeedforwardBlock, MaskedResidualBlock
@@ -42,18 +44,10 @@ class Inverse(made.MadeInverse):
             net, net.activation, first_active=True, given=first if given else None, inside=given
         )
         contexts = (0, net.context_layer.in_features) if given else (0,)
-        return made.foreign(self.owner, bijector, network, contexts=contexts)
+        return made.spec(self.owner, bijector, network, contexts)
 
 
 PATCHES = (Inverse,)
-
-
-def _affine(owner: Any) -> Bijector:
-    return ScaleAffine("softplus", owner._epsilon)
-
-
-def _linear(owner: Any) -> Bijector:
-    return ForeignMap(cut(linear_spline))
 
 
 def _quadratic(owner: Any) -> Bijector:
@@ -61,13 +55,15 @@ def _quadratic(owner: Any) -> Bijector:
     if owner.tails == "linear":
         spline = partial(unconstrained_quadratic_spline, tails=owner.tails, tail_bound=owner.tail_bound)
     return ForeignMap(
-        cut(spline, owner.num_bins, min_bin_width=owner.min_bin_width, min_bin_height=owner.min_bin_height)
+        split_theta(
+            spline, owner.num_bins, min_bin_width=owner.min_bin_width, min_bin_height=owner.min_bin_height
+        )
     )
 
 
 def _cubic(owner: Any) -> Bijector:
     k = owner.num_bins
-    return ForeignMap(cut(cubic_spline, k, 2 * k, 2 * k + 1))
+    return ForeignMap(split_theta(cubic_spline, k, 2 * k, 2 * k + 1))
 
 
 def _rational_quadratic(owner: Any) -> Bijector:
@@ -80,12 +76,12 @@ def _rational_quadratic(owner: Any) -> Bijector:
             unconstrained_rational_quadratic_spline, tails=owner.tails, tail_bound=owner.tail_bound
         )
     limits = {name: getattr(owner, name) for name in ("min_bin_width", "min_bin_height", "min_derivative")}
-    return ForeignMap(cut(spline, k, 2 * k, **limits))
+    return ForeignMap(split_theta(spline, k, 2 * k, **limits))
 
 
-_MAPS = {
-    ar.MaskedAffineAutoregressiveTransform: _affine,
-    ar.MaskedPiecewiseLinearAutoregressiveTransform: _linear,
+_MAPS: dict[type, Callable[[Any], Bijector]] = {
+    ar.MaskedAffineAutoregressiveTransform: lambda owner: ScaleAffine("softplus", owner._epsilon),
+    ar.MaskedPiecewiseLinearAutoregressiveTransform: lambda _: ForeignMap(split_theta(linear_spline)),
     ar.MaskedPiecewiseQuadraticAutoregressiveTransform: _quadratic,
     ar.MaskedPiecewiseCubicAutoregressiveTransform: _cubic,
     ar.MaskedPiecewiseRationalQuadraticAutoregressiveTransform: _rational_quadratic,

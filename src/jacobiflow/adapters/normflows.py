@@ -13,8 +13,9 @@ from normflows.utils import splines
 from torch import Tensor
 
 from jacobiflow.adapters import made
-from jacobiflow.adapters.conditioner import runs_as
-from jacobiflow.adapters.foreign import Foreign, ForeignMap, SoftplusSpline, cut
+from jacobiflow.adapters.made import SoftplusSpline
+from jacobiflow.adapters.module_state import runs_as
+from jacobiflow.adapters.transform_spec import ForeignMap, TransformSpec, split_theta
 from jacobiflow.core.bijectors import Bijector, ScaleAffine
 
 
@@ -23,7 +24,7 @@ class Inverse(made.MadeInverse):
 
     owners = (affine.Autoregressive,)
 
-    def describe(self) -> Foreign | None:
+    def describe(self) -> TransformSpec | None:
         net = self.owner.autoregressive_net
         bijector = made.bijector(self.owner, _MAPS)
         kinds = MaskedFeedforwardBlock, MaskedResidualBlock
@@ -33,52 +34,41 @@ class Inverse(made.MadeInverse):
             return None
         given = hasattr(net, "context_layer")
         activation = net.blocks[0].activation
-        # Residual blocks multiply by a gate of the context; features may be made periodic first. Neither
-        # is in the wiring, which then only gives the order.
+        # A context gate in residual blocks and periodic features cannot be packed: the network then only
+        # gives the order.
         gated = given and isinstance(net.blocks[0], MaskedResidualBlock)
         if gated or type(net.preprocessing) is not torch.nn.Identity:
             activation = None
-        network = made.network(
-            net,
-            activation,
-            first_active=False,
-            given=net.context_layer if given else None,
-            inside=False,
-        )
-        indexed = isinstance(bijector, ForeignMap) and bijector.indexed
-        # Plain blocks refuse context.
+        context = net.context_layer if given else None
+        network = made.network(net, activation, first_active=False, given=context, inside=False)
+        # Plain blocks do not accept context.
         contexts = (0, net.context_layer.in_features) if gated else (0,)
-        return made.foreign(self.owner, bijector, network, indexed=indexed, contexts=contexts)
+        return made.spec(self.owner, bijector, network, contexts)
 
 
 PATCHES = (Inverse,)
-
-
-def _affine(owner: Any) -> Bijector:
-    return ScaleAffine("sigmoid", 1e-3)
 
 
 def _rational_quadratic(owner: Any) -> Bijector:
     k, tails, bound = owner.num_bins, owner.tails, owner.tail_bound
     limits = {name: getattr(owner, name) for name in ("min_bin_width", "min_bin_height", "min_derivative")}
     if tails is None:
-        return ForeignMap(cut(splines.rational_quadratic_spline, k, 2 * k, **limits))
+        return ForeignMap(split_theta(splines.rational_quadratic_spline, k, 2 * k, **limits))
     alike = k > 1 and not torch.is_tensor(bound) and owner.min_bin_width == owner.min_bin_height
     if tails == "linear" and alike:
         return SoftplusSpline(k, bound, owner.min_bin_width, owner.min_derivative)
 
-    def mixed(z: Tensor, theta: Tensor, inverse: bool) -> Any:
-        """Tails and bounds may differ from feature to feature."""
-        features = theta[0, :, -1].long()
+    def mixed(z: Tensor, theta: Tensor, inverse: bool, features: Tensor) -> Any:
+        """Tails and bounds may differ between features."""
         own = tails if isinstance(tails, str) else [tails[i] for i in features.tolist()]
         width = bound[features] if torch.is_tensor(bound) else bound
         function = partial(splines.unconstrained_rational_quadratic_spline, tails=own, tail_bound=width)
-        return cut(function, k, 2 * k, **limits)(z, theta[..., :-1], inverse=inverse)
+        return split_theta(function, k, 2 * k, **limits)(z, theta, inverse=inverse)
 
-    return ForeignMap(mixed, indexed=True)
+    return ForeignMap(mixed, features=owner.autoregressive_net.initial_layer.in_features)
 
 
 _MAPS = {
-    affine.MaskedAffineAutoregressive: _affine,
+    affine.MaskedAffineAutoregressive: lambda _: ScaleAffine("sigmoid", 1e-3),
     spline.MaskedPiecewiseRationalQuadraticAutoregressive: _rational_quadratic,
 }

@@ -15,20 +15,21 @@ from pyro.nn import AutoRegressiveNN, ConditionalAutoRegressiveNN
 from pyro.nn.auto_reg_nn import MaskedLinear
 from torch import Tensor, nn
 
-from jacobiflow.adapters.conditioner import runs_as
-from jacobiflow.adapters.foreign import Foreign, ForeignMap, Patch
-from jacobiflow.adapters.masked import Link, Network, elementwise
-from jacobiflow.core.bijectors import Bijector, Compiled
-from jacobiflow.core.native import CLAMPED, STABLE
+from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise
+from jacobiflow.adapters.module_state import runs_as
+from jacobiflow.adapters.patch import Patch
+from jacobiflow.adapters.transform_spec import ForeignMap, TransformSpec
+from jacobiflow.core.bijectors import Bijector
+from jacobiflow.core.description import Formula
 
 
 class Inverse(Patch):
-    """`transform._inverse(y)`; the log-determinant that the transform keeps is that of what is returned."""
+    """`transform._inverse(y)`. The transform caches the log-determinant at the returned point."""
 
     method = "_inverse"
     owners = (transforms.AffineAutoregressive, transforms.SplineAutoregressive)
 
-    def describe(self) -> Foreign | None:
+    def describe(self) -> TransformSpec | None:
         net, _ = _bound(self.owner.arn)
         plain = next(kind for kind in self.owners if isinstance(self.owner, kind))
         changed = any(getattr(type(self.owner), m) is not getattr(plain, m) for m in ("_call", "_inverse"))
@@ -59,37 +60,33 @@ class Inverse(Patch):
 
 
 class Condition(Patch):
-    """`transform.condition(context)`, which makes a transform: that is accelerated on its way out."""
+    """`transform.condition(context)`, which returns a transform: that one is accelerated."""
 
     method = "condition"
     owners = (transforms.ConditionalAffineAutoregressive, transforms.ConditionalSplineAutoregressive)
 
-    def describe(self) -> Foreign | None:
+    def describe(self) -> TransformSpec | None:
         plain = next(kind for kind in self.owners if isinstance(self.owner, kind))
         if type(self.owner).condition is not plain.condition:
             return None
         return Inverse(self.original()(torch.zeros(self.owner.nn.context_dim)), 0.0).describe()
 
     def __call__(self, context: Tensor) -> Any:
-        transform = self.original()(context)
-        patch = Inverse(transform, self.tol)
-        patch.solver = self.shared()
-        patch.install()
-        return transform
+        return self.pass_on(self.original()(context), Inverse)
 
 
 PATCHES = (Inverse, Condition)
 
 
 def _bound(arn: Any) -> tuple[Any, Tensor | None]:
-    """A network, and the context that is bound to it."""
+    """A network and the context that is bound to it."""
     if isinstance(arn, functools.partial):
         return arn.func, arn.keywords["context"]
     return arn, None
 
 
-def describe(owner: Any, net: Any) -> Foreign:
-    """`net` gives parameters [n, P, features]; ours are [n, features, P]."""
+def describe(owner: Any, net: Any) -> TransformSpec:
+    """The description of a transform. `net` returns [n, P, features], theta is [n, features, P]."""
 
     def theta(x: Tensor, context: Tensor | None) -> Tensor:
         raw = net(x) if context is None else net(x, context)
@@ -103,7 +100,7 @@ def describe(owner: Any, net: Any) -> Foreign:
         bijector = StableAffine(owner.sigmoid_bias)
     else:
         bijector = ClampedAffine(owner.log_scale_min_clip, owner.log_scale_max_clip)
-    return Foreign(
+    return TransformSpec(
         length=net.input_dim,
         passes=net.input_dim,
         module=net,
@@ -111,22 +108,19 @@ def describe(owner: Any, net: Any) -> Foreign:
         theta=theta,
         bijector=bijector,
         network=_network(net),
-        ours=not isinstance(bijector, ForeignMap),
     )
 
 
 @dataclass(frozen=True)
 class ClampedAffine:
-    """z = exp(a) x + b, theta = (b, a), a clamped in value but not in gradient."""
+    """z = exp(a) x + b, theta = (b, a). The value of a is clamped, its gradient is not."""
 
     low: float
     high: float
     params: int = 2
 
-    @property
-    def compiled(self) -> Compiled:
-        """For the compiled functions."""
-        return CLAMPED, (self.low, self.high)
+    def describe(self) -> Formula:
+        return Formula("clamped", (self.low, self.high))
 
     def _split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         b, a = theta.chunk(2, dim=-1)
@@ -148,10 +142,8 @@ class StableAffine:
     bias: float
     params: int = 2
 
-    @property
-    def compiled(self) -> Compiled:
-        """For the compiled functions."""
-        return STABLE, (self.bias,)
+    def describe(self) -> Formula:
+        return Formula("stable", (self.bias,))
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         b, u = theta.chunk(2, dim=-1)
@@ -172,10 +164,10 @@ def _spline(about: Any, z: Tensor, theta: Tensor, inverse: bool) -> tuple[Tensor
     return _monotonic_rational_spline(z, *parts, inverse=inverse, bound=about.bound)  # type: ignore[no-any-return]
 
 
-def _network(net: Any) -> Network:
-    """Linear maps with activations between. A skip from input to output is not in the wiring of the cache,
-    but takes nothing from its order."""
+def _network(net: Any) -> ForeignNetwork:
+    """Linear maps with activations between. With a skip from input to output they cannot be packed, but give
+    the right order."""
     links = [Link(layer, i, i > 0) for i, layer in enumerate(net.layers)]
     rows = torch.arange(links[-1].linear.out_features).view(-1, net.input_dim).T
     activation = elementwise(net.f) if net.skip_layer is None else None
-    return Network(net.input_dim, tuple(links), activation, rows, first=net.context_dim)
+    return ForeignNetwork(net.input_dim, tuple(links), activation, rows, first=net.context_dim)

@@ -1,4 +1,4 @@
-"""Checkpoints of the public TarFlow code as `TarFlow`s."""
+"""Import checkpoints of the public TarFlow code as `TarFlow`."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def import_tarflow(
     """The flow of a public TarFlow checkpoint, on the CPU: same densities, same samples.
 
     path_or_state_dict: a `.pth` or `.pt` file of torch.save, a `.safetensors` file of the same keys,
-        or a state dict. It may stand under "model", "state_dict" or "ema".
-    image_channels: 3 for colour, 1 for grey. All other sizes follow from the weights' shapes.
-    noise_std: the noise of training. None takes it from a public file name, which ends in
-        patch_width_blocks_layers_sigma, and is 0 for any other name.
+        or a state dict. It may be nested under "model", "state_dict" or "ema".
+    image_channels: 3 for color, 1 for gray. All other sizes follow from the shapes of the weights.
+    noise_std: standard deviation of the training noise. None reads it from a public file name, which ends
+        in patch_width_blocks_layers_sigma, and is 0 for any other name.
 
-    float64 weights give a float64 flow, all others a float32 one. Whatever does not fit raises
-    CheckpointError, one line that names the key.
+    float64 weights give a float64 flow, all others a float32 flow. A checkpoint that does not fit raises a
+    CheckpointError that names the key.
 
         flow = import_tarflow("afhq_model_8_768_8_8_0.07.pth")
         flow.config.image_size, flow.config.noise_std  # 256, 0.07
@@ -69,7 +69,7 @@ def import_tarflow(
         dtype, weights = _weights(state, config)
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the first weights are thrown away
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the initial weights are not used
         flow = TarFlow(config).to(dtype)
     flow.load_state_dict(weights)
     return flow.eval()
@@ -79,7 +79,7 @@ def import_tarflow(
 
 
 def _read(path: Path) -> Any:
-    """What the file holds, tensors on the CPU."""
+    """The content of the file, tensors on the CPU."""
     kind = path.suffix.lower()
     if kind not in (".pth", ".pt", ".safetensors"):
         raise CheckpointError(f"{path}: a checkpoint is a .pth, .pt or .safetensors file")
@@ -107,7 +107,7 @@ def _read(path: Path) -> Any:
 
 
 def _read_torch(path: Path, file: BinaryIO) -> Any:
-    if file.read(4) != b"PK\x03\x04":  # torch would take it for one of its older formats
+    if file.read(4) != b"PK\x03\x04":  # torch would read it as one of its older formats
         raise zipfile.BadZipFile
     with zipfile.ZipFile(file) as archive:
         bad = _damaged(archive)
@@ -123,11 +123,11 @@ def _read_torch(path: Path, file: BinaryIO) -> Any:
 
 
 def _damaged(archive: zipfile.ZipFile) -> str | None:
-    """The first entry that is not intact: torch checks no checksums, damage would pass as weights."""
+    """The first damaged entry. torch verifies no checksums, so damage would be loaded as weights."""
     seen = set()
     for entry in archive.infolist():
-        # Entries are stored as they are. Of one that is marked as a folder, or that has no stored
-        # bytes, torch reads nothing and hands out whatever was in memory.
+        # torch.save does not compress. If an entry is marked as a folder, or has no stored bytes, torch reads
+        # nothing and returns uninitialized memory.
         plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
         if not plain or entry.external_attr & 0x10 or entry.filename in seen:
             return entry.filename
@@ -136,7 +136,7 @@ def _damaged(archive: zipfile.ZipFile) -> str | None:
 
 
 def _check_name(stem: str, config: TarFlowConfig) -> float:
-    """The sigma that a public file name states, else 0; its other numbers must be the weights'."""
+    """The sigma in a public file name, else 0. The other numbers in the name must match the weights."""
     stated = PUBLIC_NAME.search(stem)
     if stated is None:
         return 0.0
@@ -189,25 +189,25 @@ def _check_shape(state: Mapping[str, Any], key: str, *want: int | str) -> tuple[
 
 
 def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
-    """What the shapes say; every key is checked against it afterwards."""
+    """The config that the shapes imply. Every key is checked against it afterwards."""
     if image_channels < 1:
         raise CheckpointError(f"image_channels must be 1 or more, not {image_channels}")
-    # Counted over all blocks, so that a gap shows as a missing key, whatever the numbers are.
+    # Counted over all blocks, so that a gap in the numbers is reported as a missing key.
     blocks = {m[1] for key in state if (m := re.match(r"blocks\.([0-9]+)\.", key))}
     layers = {m[1] for key in state if (m := re.match(r"blocks\.[0-9]+\.attn_blocks\.([0-9]+)\.", key))}
     width, dim = _check_shape(state, "blocks.0.proj_in.weight", "width", "dim")
     if width % HEAD_DIM:
-        raise CheckpointError(f"blocks.0.proj_in.weight: width {width} is no multiple of {HEAD_DIM}")
+        raise CheckpointError(f"blocks.0.proj_in.weight: width {width} is not a multiple of {HEAD_DIM}")
     patch = math.isqrt(dim // image_channels)
     if image_channels * patch**2 != dim:
         raise CheckpointError(
-            f"blocks.0.proj_in.weight: {dim} numbers a patch are not image_channels {image_channels} "
+            f"blocks.0.proj_in.weight: {dim} numbers per patch are not image_channels {image_channels} "
             "times a square; pass the image_channels of the training data"
         )
     length, _ = _check_shape(state, "blocks.0.pos_embed", "length", width)
     grid = math.isqrt(length)
     if grid**2 != length:
-        raise CheckpointError(f"blocks.0.pos_embed: {length} positions are no square image")
+        raise CheckpointError(f"blocks.0.pos_embed: {length} positions are not a square image")
     classes = 0
     if any(re.fullmatch(r"blocks\.[0-9]+\.class_embed", key) for key in state):
         classes = _check_shape(state, "blocks.0.class_embed", "classes", 1, width)[0]
@@ -226,7 +226,7 @@ def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
 
 
 def _layout(config: TarFlowConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Each public key, our name for it ("": we have none), and its public shape."""
+    """Each public key, our name for it ("" if we have none), and its public shape."""
     for ours, shape in config.shapes():
         theirs = ours
         for our_part, their_part in RENAMED.items():
@@ -237,7 +237,7 @@ def _layout(config: TarFlowConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]
 
 
 def _weights(state: Mapping[str, Any], config: TarFlowConfig) -> tuple[torch.dtype, dict[str, Tensor]]:
-    """The flow's dtype and its state dict; nothing is copied that need not be."""
+    """The dtype of the flow and its state dict. Copies only what it must."""
     known: dict[str, str] = {}
     for key, ours, shape in _layout(config):
         if key in state or not key.endswith(BUFFERS):
@@ -259,7 +259,7 @@ def _weights(state: Mapping[str, Any], config: TarFlowConfig) -> tuple[torch.dty
         if key.endswith("class_embed"):
             value = value[:, 0]
         elif key.endswith("pos_embed") and int(key.split(".")[1]) % 2:
-            value = value.flip(0)  # theirs counts positions in patch order, ours in the block's own
+            value = value.flip(0)  # public code: in patch order; here: in the order of the block
         weights[known[key]] = value
     if not bool((weights["var"] > 0).all()):
         raise CheckpointError("var must be positive")

@@ -1,4 +1,4 @@
-"""zuko: masked autoregressive transforms with any univariate map, and distributions made of them."""
+"""zuko: masked autoregressive transforms with any univariate map."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -18,20 +17,21 @@ from zuko.flows.autoregressive import MaskedAutoregressiveTransform
 from zuko.nn import MaskedLinear, MaskedMLP, Residual
 from zuko.utils import unpack
 
-from jacobiflow.adapters.conditioner import runs_as
-from jacobiflow.adapters.foreign import Foreign, Patch
-from jacobiflow.adapters.masked import Link, Network, elementwise
-from jacobiflow.core.bijectors import Bijector, Compiled, Spline
-from jacobiflow.core.native import CLIPPED_SPLINE, SOFTCLIP
+from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise
+from jacobiflow.adapters.module_state import runs_as
+from jacobiflow.adapters.patch import Patch
+from jacobiflow.adapters.transform_spec import ForeignMap, TransformSpec
+from jacobiflow.core.bijectors import Bijector, Spline
+from jacobiflow.core.description import Formula
 
 
-class Lazy(Patch):
-    """`lazy(context)`, which makes a transform: the transform is accelerated on its way out."""
+class ForwardPatch(Patch):
+    """`lazy(context)`, which returns a transform: that one is accelerated."""
 
     method = "forward"
     owners = (MaskedAutoregressiveTransform,)
 
-    def describe(self) -> Foreign | None:
+    def describe(self) -> TransformSpec | None:
         plain = MaskedAutoregressiveTransform
         if type(self.owner).forward is not plain.forward or type(self.owner).meta is not plain.meta:
             return None
@@ -41,20 +41,16 @@ class Lazy(Patch):
         return _parts(self.owner)
 
     def __call__(self, c: Tensor | None = None) -> Transform:
-        transform: Transform = self.original()(c)
-        patch = Inverse(transform, self.tol)
-        patch.solver = self.shared()
-        patch.install()
-        return transform
+        return self.pass_on(self.original()(c), Inverse)  # type: ignore[no-any-return]
 
 
 class Inverse(Patch):
-    """`transform._inverse(y)` of a transform with its context bound."""
+    """`transform._inverse(y)` of a transform whose context is bound."""
 
     method = "_inverse"
     owners = (transforms.AutoregressiveTransform,)
 
-    def describe(self) -> Foreign | None:
+    def describe(self) -> TransformSpec | None:
         meta = self.owner.meta
         lazy = getattr(getattr(meta, "func", None), "__self__", None)
         if not isinstance(lazy, MaskedAutoregressiveTransform) or meta.func != lazy.meta:
@@ -79,11 +75,11 @@ class Inverse(Patch):
         return self.original()(y) if found is None else found[0].view(shape)
 
 
-PATCHES = (Lazy, Inverse)
+PATCHES = (ForwardPatch, Inverse)
 
 
-def describe(lazy: Any) -> Foreign | None:
-    """None where the univariate map is a network that cannot be cut into features."""
+def describe(lazy: Any) -> TransformSpec | None:
+    """The description of a transform; None if its univariate map is a network that features share."""
     length = lazy.hyper.out_features // lazy.total
     bijector = _bijector(lazy, length)
     if bijector is None or not runs_as(lazy.hyper, MaskedMLP):
@@ -91,7 +87,7 @@ def describe(lazy: Any) -> Foreign | None:
     network = _network(lazy.hyper, length)
     if network is None:
         return None
-    return Foreign(
+    return TransformSpec(
         length=length,
         passes=lazy.passes,
         module=lazy,
@@ -99,9 +95,6 @@ def describe(lazy: Any) -> Foreign | None:
         theta=lambda x, c: lazy.hyper(x if c is None else torch.cat((x, c), -1)).view(len(x), length, -1),
         bijector=bijector,
         network=network,
-        indexed=isinstance(bijector, Univariate) and bijector.stack is not None,
-        resolution=bijector.resolution if isinstance(bijector, Univariate) else 0.0,
-        ours=not isinstance(bijector, Univariate),
     )
 
 
@@ -112,10 +105,8 @@ class SoftclipAffine:
     slope: float = 1e-3
     params: int = 2
 
-    @property
-    def compiled(self) -> Compiled:
-        """For the compiled functions."""
-        return SOFTCLIP, (-1 / math.log(self.slope),)
+    def describe(self) -> Formula:
+        return Formula("softclip", (-1 / math.log(self.slope),))
 
     def _scale(self, a: Tensor) -> Tensor:
         return a / (1 + (a / math.log(self.slope)).abs())
@@ -134,9 +125,9 @@ class SoftclipAffine:
 class SoftclipSpline(Spline):
     """zuko's rational-quadratic spline: soft-clipped parameters, slopes exponentiated."""
 
-    @property
-    def compiled(self) -> Compiled:
-        return CLIPPED_SPLINE, (self.bins, self.bound, self.min_bin, -1 / math.log(self.min_slope))
+    def describe(self) -> Formula:
+        strength = -1 / math.log(self.min_slope)
+        return Formula("clipped_spline", (self.bins, self.bound, self.min_bin, strength))
 
     def _edges(self, raw: Tensor) -> Tensor:
         return super()._edges(raw / (1 + (raw * (2 / math.log(self.min_slope))).abs()))
@@ -145,42 +136,33 @@ class SoftclipSpline(Spline):
         return (raw / (1 + (raw / math.log(self.min_slope)).abs())).exp()
 
 
-@dataclass(frozen=True)
-class Univariate:
-    """Any univariate map of zuko. The last number of theta is the feature if there is a network a feature."""
+def _univariate(
+    make: Any,
+    shapes: tuple[torch.Size, ...],
+    resolution: float,
+    value: Tensor,
+    theta: Tensor,
+    inverse: bool,
+    features: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Any univariate map of zuko. `make` returns it, given its parameters.
 
-    make: Any  # of a Transform from its parameters
-    shapes: tuple[torch.Size, ...]
-    resolution: float  # of its inverse, if that is found by bisection
-    stack: nn.Module | None  # `make`, if it is a network a feature
-
-    @property
-    def params(self) -> int:
-        """Numbers a feature."""
-        return sum(prod(s) for s in self.shapes)
-
-    def _transform(self, theta: Tensor) -> Transform:
-        make = self.make
-        if self.stack is not None:
-            make, theta = _sliced(self.stack, theta[0, :, -1].long()), theta[..., :-1]
-        return make(*unpack(theta, self.shapes))  # type: ignore[no-any-return]
-
-    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        z, slope = self._transform(theta).call_and_ladj(x[..., 0])  # type: ignore[attr-defined]
-        return z.unsqueeze(-1), slope.unsqueeze(-1)
-
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        transform = self._transform(theta)
-        x: Tensor = transform.inv(z[..., 0])
-        with torch.no_grad():
-            slope = -transform.call_and_ladj(x.detach())[1]  # type: ignore[attr-defined]
-        if self.resolution:  # bisection has an absolute tolerance
-            slope = slope.clamp_min(0)
-        return x.unsqueeze(-1), slope.unsqueeze(-1)
+    features: given if `make` is a module with a network per feature.
+    """
+    make = make if features is None else _sliced(make, features)
+    transform = make(*unpack(theta, shapes))
+    if not inverse:
+        return transform.call_and_ladj(value)  # type: ignore[no-any-return]
+    x: Tensor = transform.inv(value)
+    with torch.no_grad():
+        log_slope = -transform.call_and_ladj(x.detach())[1]
+        if resolution:  # absolute, so that the unit |z dx/dz| of relative changes is at least 1
+            log_slope = torch.maximum(log_slope, -value.abs().clamp_min(1e-30).log())
+    return x, log_slope
 
 
 def _bijector(lazy: Any, length: int) -> Bijector | None:
-    """Our own map where the formulas agree."""
+    """Our own map where it has the same formula, else zuko's. None as in `describe`."""
     make, shapes = lazy.univariate, tuple(torch.Size(s) for s in lazy.shapes)
     options: dict[str, Any] = {}
     if isinstance(make, functools.partial) and not make.args:
@@ -195,11 +177,13 @@ def _bijector(lazy: Any, length: int) -> Bijector | None:
     stack = lazy.univariate if isinstance(lazy.univariate, nn.Module) else None
     if stack is not None and any(p.shape[:1] != (length,) for p in stack.parameters()):
         return None
-    return Univariate(lazy.univariate, shapes, _resolution(lazy.univariate(*map(torch.zeros, shapes))), stack)
+    resolution = _resolution(lazy.univariate(*map(torch.zeros, shapes)))
+    function = functools.partial(_univariate, lazy.univariate, shapes, resolution)
+    return ForeignMap(function, features=0 if stack is None else length, resolution=resolution)
 
 
 def _resolution(transform: Any) -> float:
-    """The width of a bisection's last interval."""
+    """The width of the last interval of a bisection; 0 for closed forms."""
     if isinstance(transform, transforms.ComposedTransform):
         return max(map(_resolution, transform.transforms))
     if isinstance(transform, transforms.MonotonicTransform):
@@ -209,7 +193,7 @@ def _resolution(transform: Any) -> float:
 
 
 def _sliced(module: nn.Module, features: Tensor) -> nn.Module:
-    """A network a feature, for these features only."""
+    """Of a module with a network per feature, the networks of these features."""
     cut = copy.copy(module)
     cut.__dict__ = module.__dict__ | {
         "_parameters": {k: p if p is None else p[features] for k, p in module._parameters.items()},
@@ -219,13 +203,13 @@ def _sliced(module: nn.Module, features: Tensor) -> nn.Module:
 
 
 def _parts(lazy: Any) -> Iterable[nn.Module]:
-    """What computes parameters, and the univariate map if that has weights."""
+    """The modules with weights: the network and, if it has any, the univariate map."""
     return (lazy.hyper, lazy.univariate) if isinstance(lazy.univariate, nn.Module) else (lazy.hyper,)
 
 
-def _network(hyper: Any, length: int) -> Network | None:
-    """The wiring of a MaskedMLP: linear maps with activations between, or residual blocks. None if it has
-    linear maps that are not zuko's."""
+def _network(hyper: Any, length: int) -> ForeignNetwork | None:
+    """The layers of a MaskedMLP: linear maps with activations between, or residual blocks. None if a linear
+    map is not of zuko's class."""
     links: list[Link] = []
     kinds: dict[str, nn.Module] = {}
     active = False
@@ -249,4 +233,4 @@ def _network(hyper: Any, length: int) -> Network | None:
     if len(links) < 2:
         activation = None
     rows = torch.arange(links[-1].linear.out_features).view(length, -1)
-    return Network(length, tuple(links), activation, rows)
+    return ForeignNetwork(length, tuple(links), activation, rows)

@@ -59,6 +59,8 @@ class Args:
     """Runs of each plan; the table shows their median."""
     threads: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Threads to use. Left out: as many as torch takes."""
+    backend: Annotated[Literal["torch", "c", "compile"] | None, tyro.conf.arg(metavar="BACKEND")] = None
+    """What evaluates the network: torch, c or compile. Left out: the fastest that supports the model."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     out: Path = Path("bench")
@@ -84,6 +86,8 @@ def main(argv: Sequence[str]) -> int:
     plans = list(dict.fromkeys(["sequential", *args.plan]))
     for plan in set(plans) - {"auto"}:  # a wrong plan is found before any work is done
         flow.plan(plan, **options(plan))
+    with torch.no_grad():
+        flow.bound_blocks(1, backend=args.backend)  # raises if the flow is not for this backend
     make_folder(args.out)
     z = flow.noise(largest, args.seed)
     rows, outs = compare(
@@ -92,6 +96,7 @@ def main(argv: Sequence[str]) -> int:
         plans,
         args.batch,
         repeats=args.repeats,
+        backend=args.backend,
         options=options,
         condition=lambda n: {} if labels is None else {"labels": labels[:n]},
         progress=lambda text: note(f"timing {text}"),

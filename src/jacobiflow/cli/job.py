@@ -182,8 +182,10 @@ def settings(args: Args, flow: Flow) -> Settings:
         threads=args.threads or 1,
         batch=0 if args.batch == "auto" else args.batch,
         shard=args.shard or 0,
+        backend=args.backend,
     )
-    flow.bound_blocks(1, guidance=found.guide_options())  # raises if this flow takes no guidance
+    with torch.no_grad():  # raises if this flow does not take them
+        flow.bound_blocks(1, guidance=found.guide_options(), backend=args.backend)
     if name != "auto":
         resolve(name, flow, found, 1)
     if found.format == "png" and as_images(torch.zeros(1, *flow.data_shape)) is None:

@@ -83,6 +83,8 @@ class Args:
     """Batch sizes for the table. Left out: all samples at once."""
     repeats: int = 1
     """Runs of each plan; the table shows their median."""
+    backend: Annotated[Literal["torch", "c", "compile"] | None, tyro.conf.arg(metavar="BACKEND")] = None
+    """What evaluates the network: torch, c or compile. Left out: the fastest that supports the model."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     out: Path = Path("out")
@@ -112,7 +114,8 @@ def main(argv: Sequence[str]) -> int:
     check_model(args, flow)
     check_memory(args, flow)
     labels = parse_labels(args.labels, args.n, flow.num_classes)
-    flow.bound_blocks(1, guidance=guide)  # raises if this flow takes no guidance
+    with torch.no_grad():
+        flow.bound_blocks(1, guidance=guide, backend=args.backend)  # raises if this flow does not take them
     if guide.weight and labels is None and guide.attn_temp == 1:
         note("--guidance changes nothing without --labels or another --attn-temp")
 
@@ -133,6 +136,7 @@ def main(argv: Sequence[str]) -> int:
         args.plan,
         [*args.time_at, args.n],
         repeats=args.repeats,
+        backend=args.backend,
         options=options,
         condition=condition,
         progress=lambda text: note(f"decoding {text}"),
@@ -261,7 +265,17 @@ def columns(n: int, labels: str | None) -> int:
 
 def show(rows: Sequence[Row]) -> str:
     """The table for people."""
-    head = ("plan", "batch", "seconds", "speed-up", "sweeps a block", "largest dev.", "mean dev.", "status")
+    head = (
+        "plan",
+        "batch",
+        "seconds",
+        "speed-up",
+        "sweeps a block",
+        "largest dev.",
+        "mean dev.",
+        "backend",
+        "status",
+    )
     body = [
         (
             r.plan,
@@ -271,6 +285,7 @@ def show(rows: Sequence[Row]) -> str:
             " ".join(f"{s:.0f}" if s == round(s) else f"{s:.1f}" for s in r.sweeps),
             f"{r.largest:.2g}",
             f"{r.mean:.2g}",
+            r.backend,
             r.summary,
         )
         for r in rows

@@ -14,17 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jacobiflow.core.native import AFFINE, SPLINE, affine_inverse
-
-Compiled = tuple[int, tuple[float, ...]]  # the number of a map in masked.h, and its own numbers
+from jacobiflow.core.description import Formula
 
 
 class Bijector(Protocol):
-    """An elementwise map and how many parameters it takes for each number."""
+    """An elementwise map and how many parameters it takes per number.
+
+    With a method `describe` it tells backends its formula: see `jacobiflow.core.description`.
+    """
 
     @property
     def params(self) -> int:
-        """Parameters a number of x."""
+        """Parameters per element of x."""
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """z and log |dz/dx|."""
@@ -45,19 +46,14 @@ class ExpAffine:
 
     params: int = 2
 
-    @property
-    def compiled(self) -> Compiled:
-        """For the compiled functions."""
-        return AFFINE["exp"], ()
+    def describe(self) -> Formula:
+        return Formula("exp")
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         a, b = theta.chunk(2, dim=-1)
         return (x - b) * torch.exp(-a), -a
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        found = affine_inverse("exp", 0.0, z, theta)
-        if found is not None:
-            return found
         a, b = theta.chunk(2, dim=-1)
         return torch.addcmul(b, z, torch.exp(a)), a
 
@@ -67,6 +63,9 @@ class Shift:
     """z = x - b, theta = b: the volume-preserving convention."""
 
     params: int = 1
+
+    def describe(self) -> Formula:
+        return Formula("shift")
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return x - theta, torch.zeros_like(x)
@@ -86,10 +85,8 @@ class ScaleAffine:
     eps: float = 1e-3
     params: int = 2
 
-    @property
-    def compiled(self) -> Compiled | None:
-        """For the compiled functions, which do not tell scales below the smallest normal number."""
-        return (AFFINE[self.scale], (self.eps,)) if self.eps > 0 else None
+    def describe(self) -> Formula:
+        return Formula(self.scale, (self.eps,))
 
     def scale_of(self, u: Tensor) -> Tensor:
         """s(u), positive."""
@@ -101,9 +98,6 @@ class ScaleAffine:
         return torch.addcmul(b, x, s), s.log()
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        found = affine_inverse(self.scale, self.eps, z, theta) if self.eps > 0 else None
-        if found is not None:
-            return found
         u, b = theta.chunk(2, dim=-1)
         s = self.scale_of(u)
         return (z - b) / s, -s.log()
@@ -136,10 +130,8 @@ class Spline:
         """bins widths, bins heights, bins - 1 slopes."""
         return 3 * self.bins - 1
 
-    @property
-    def compiled(self) -> Compiled:
-        """For the compiled functions."""
-        return SPLINE, (self.bins, self.bound, self.min_bin, self.min_slope, self._offset)
+    def describe(self) -> Formula:
+        return Formula("spline", (self.bins, self.bound, self.min_bin, self.min_slope, self._offset))
 
     @property
     def _offset(self) -> float:

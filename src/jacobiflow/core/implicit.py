@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.types import Block
+from jacobiflow.core.block import Block
 
 Lent = Callable[[], AbstractContextManager[None]]
 
@@ -70,8 +70,7 @@ class _Implicit(torch.autograd.Function):
         x, z = _without_lost(x, z, grad_x, grad_log_det)
         with torch.enable_grad(), ctx.lent() if ctx.lent is not None else nullcontext():
             x, z = x.detach().requires_grad_(), z.detach().requires_grad_()
-            new, slope = block.inverse(z, block.params(x, 0, block.length))
-            log_det = slope.flatten(1).sum(1)
+            new, log_det = block.sweep(x, z)
         needed = ctx.needs_input_grad[5:]
         leaves = [t for t, need in zip((z, *ctx.tensors), needed, strict=True) if need]
         v = _solve(new, log_det, x, grad_x, grad_log_det, ctx.tol)

@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from jacobiflow.core.cache_folder import warn_once
 from jacobiflow.core.records import read_text
 from jacobiflow.core.types import Init, JacobiflowError, Method, Unit
 
 FORMAT = "jacobiflow-plan"
+VERSION = 2  # 1: windows were closed one after the other, and max_sweeps was per window
 MOST = 10_000  # methods of a plan that is read; no flow has as many blocks
 
 
@@ -77,20 +79,25 @@ class Plan:
 
     def to_json(self) -> str:
         """As text that `from_json` reads."""
-        doc = {"format": FORMAT, "version": 1, "methods": [asdict(m) for m in self]}
+        doc = {"format": FORMAT, "version": VERSION, "methods": [asdict(m) for m in self]}
         return json.dumps(doc | ({"about": self.about} if self.about else {}), indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """The plan of `to_json`; PlanError says what is wrong with any other text."""
+    def from_json(cls, text: str, *, name: str = "the plan", oldest: int = 1) -> Plan:
+        """The plan of `to_json`; PlanError says what is wrong with any other text.
+
+        Version 1 is read too, unless `oldest` is larger. If its methods mean something else now, one warning
+        says so, which calls the plan `name`.
+        """
         try:
             doc = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise PlanError(f"a plan must be JSON: {error}") from None
         if not isinstance(doc, dict) or doc.get("format") != FORMAT:
             raise PlanError(f'a plan must be a JSON object with "format": "{FORMAT}"')
-        if doc.get("version") != 1:
-            raise PlanError(f"this release reads plans of version 1, not {doc.get('version')!r}")
+        version = doc.get("version")
+        if type(version) is not int or not oldest <= version <= VERSION:
+            raise PlanError(f"this release reads plans of version {oldest} to {VERSION}, not {version!r}")
         entries, about = doc.get("methods"), doc.get("about", {})
         if not isinstance(entries, list) or not isinstance(about, dict):
             raise PlanError('a plan needs a list "methods" (and "about", if there, an object)')
@@ -105,7 +112,15 @@ class Plan:
                 methods.append(Method(**entry))
             except (TypeError, ValueError) as error:
                 raise PlanError(f"methods[{i}]: {error}") from None
-        return cls(tuple(methods), about=about)
+        plan = cls(tuple(methods), about=about)
+        if version == 1 and plan.has_windows:
+            warn_once(f"{name} was made for closed windows: run tune again")
+        return plan
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether a method has a window of several positions, or max_sweeps: version 1 meant other ones."""
+        return any((m.width or 1) > 1 or m.max_sweeps is not None for m in self)
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
@@ -122,6 +137,6 @@ class Plan:
         except (OSError, ValueError) as error:
             raise PlanError(f"cannot read the plan {path}: {error}") from None
         try:
-            return cls.from_json(text)
+            return cls.from_json(text, name=f"the plan {path}")
         except PlanError as error:
             raise PlanError(f"{path}: {error}") from None

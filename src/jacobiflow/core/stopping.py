@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from jacobiflow.core import native
-from jacobiflow.core.types import Unit
+from jacobiflow.core.types import Method, Unit
 
 ROUNDING = 8  # units in the last place within which a position stands still
 
@@ -39,19 +40,53 @@ def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, unit: Unit)
     return change, (finite & (d <= rounding * size)).all(-1)
 
 
-def compare(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, unit: Unit) -> tuple[Tensor, Tensor]:
-    """For each row the largest change, and how many leading positions stand still, as `changes` has them.
+@dataclass(frozen=True)
+class Rule:
+    """The rule of `judge` as plain data, for backends that evaluate it themselves."""
 
-    The results are on the CPU: this is the one host synchronisation of a sweep.
+    tol: float
+    unit: Unit
+    whole: bool  # no width: only positions that stand still are final, until all changes are small
+
+
+def describe(method: Method) -> Rule | None:
+    """The rule of a method; None for a rule that only `judge` knows, which no backend may replace."""
+    return Rule(method.tol, method.unit or "absolute", method.width is None)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a sweep decided, per row; tensors are [n]."""
+
+    advance: Tensor  # positions that became final
+    loose: Tensor  # whether one of them was accepted within tol, not to rounding
+    accepted: Tensor  # the largest change among those; else 0
+    largest: Tensor  # the largest change in the window
+    overflows_here: Tensor  # whether the first position of the window is not finite
+    overflows_beyond: Tensor  # whether only a later one is not finite
+
+
+def judge(change: Tensor, still: Tensor, own: Tensor, method: Method, at_end: Tensor) -> Decision:
+    """Which positions a sweep made final. change, still, own: [n, w], from `changes`; NaN is not finite.
+
+    own: the positions of each row's window, one run per row. at_end: [n], whether it ends with the sequence.
+    Positions are final as long as they and all before them changed little; the next one is final too, because
+    its inputs are. A position that is not finite is never final. Windows accept small changes. Without a
+    width only positions that stand still are accepted, until all changes are small (Algorithm 1).
     """
-    rounding = ROUNDING * torch.finfo(new.dtype).eps
-    scale = (z, log_slope) if unit == "relative" else None
-    found = native.compare(new, seen, scale, rounding)
-    if found is not None:
-        return found
-    change, still = changes(new, seen, z, log_slope, unit)
-    update, count = change.amax(1), still.cumprod(1).sum(1)
-    if new.is_cpu:
-        return update, count
-    report = torch.stack((update.double(), count.double())).cpu()
-    return report[0], report[1].long()
+    finite = ~change.isnan()
+    small = still | (change <= method.tol)
+    if method.width is None:
+        small = still | ((small | ~own).all(1) & at_end)[:, None]
+    before = own.long().cumsum(1) == 0  # positions ahead of the window
+    skipped = before.sum(1)
+    run = (before | (small & own)).long().cumprod(1).sum(1) - skipped
+    last = (skipped + run).clamp_max(own.shape[1] - 1)[:, None]
+    advance = torch.minimum(run + finite.gather(1, last)[:, 0], own.sum(1))
+    place = torch.arange(own.shape[1], device=own.device) - skipped[:, None]
+    loose = (own & ~still & (place < advance[:, None] - 1)).any(1)
+    accepted = torch.where(own & (place < run[:, None]) & loose[:, None], change, 0).amax(1)
+    largest = torch.where(own & finite, change, 0).amax(1)
+    bad = own & ~finite
+    here = (bad & (place == 0)).any(1)
+    return Decision(advance, loose, accepted, largest, here, bad.any(1) & ~here)

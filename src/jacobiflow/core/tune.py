@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jacobiflow.core.block import Block
 from jacobiflow.core.decode import decode
 from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Block, Init, Method, Unit
+from jacobiflow.core.types import Init, Method, Unit
 
 WIDTHS = (None, 64, 32, 16, 8)
 FIRST_GUESSES: tuple[Init, ...] = ("previous", "zeros")
@@ -39,7 +40,7 @@ LAPS = 5, 21  # the same, of the final race
 CLOSE = 1.15  # of the best time known: a rival that is slower at a first look does not race
 GUIDE = 16  # rows, at least, on which the deviations of single blocks are compared; whole plans get all
 
-Stack = Sequence[tuple[Block, Tensor | None]]  # blocks in sampling order, with the orders of their positions
+Stack = Sequence[Block]  # in sampling order
 Clock = Callable[[], float]
 
 
@@ -357,7 +358,7 @@ class _Measured:
 
     def solve(self, method: Method, rows: slice) -> Tensor:
         """These rows by this method."""
-        ((block, _),) = _part([(self.block, None)], rows.start, rows.stop, self.z)
+        (block,) = _part([self.block], rows.start, rows.stop, self.z)
         return decode(block, self.z[rows], method).x
 
     def see(self, trial: Trial, rows: slice, x: Tensor) -> None:
@@ -369,16 +370,15 @@ class _Measured:
 def _part(stack: Stack, begin: int, end: int, like: Tensor) -> Stack:
     """The blocks bound to some of the rows."""
     rows = torch.arange(begin, end, device=like.device)
-    return [(block.select(rows), order) for block, order in stack]
+    return [block.select(rows) for block in stack]
 
 
 def _solve(
     stack: Stack, seq: Tensor, plan: Plan, seen: Callable[[Block, Tensor, Tensor], None] = lambda *_: None
 ) -> Tensor:
     """Through all blocks by the plan; `seen` gets each block with its input and answer."""
-    for method, (block, order) in zip(plan, stack, strict=True):
-        z = seq if order is None else seq[:, order]
-        x = decode(block, z, method).x
-        seen(block, z, x)
-        seq = x if order is None else x[:, torch.argsort(order)]
+    for method, block in zip(plan, stack, strict=True):
+        x = decode(block, seq, method).x
+        seen(block, seq, x)
+        seq = x
     return seq

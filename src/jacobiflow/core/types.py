@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jacobiflow.core.plan import Plan
 
 Init = Literal["zeros", "noise", "previous"]
 Unit = Literal["absolute", "relative"]
@@ -15,56 +18,6 @@ OnFailure = Literal["fallback", "raise", "return"]
 INITS: tuple[Init, ...] = ("zeros", "noise", "previous")
 UNITS: tuple[Unit, ...] = ("absolute", "relative")
 ON_FAILURE: tuple[OnFailure, ...] = ("fallback", "raise", "return")
-
-
-class Cache(Protocol):
-    """What a conditioner remembers of the first `valid` positions, for a fixed set of rows.
-
-    The decoder lowers `valid` when it changes a position; `Block.params` raises it again.
-    """
-
-    valid: int
-
-    def select(self, rows: Tensor) -> Cache:
-        """A cache of these rows only. Copies the valid part; this cache stays as it is."""
-
-
-class Block(Protocol):
-    """An autoregressive map z_t = f(x_t; theta_t), theta_t a function of x_{<t}.
-
-    Positions are counted in the block's own order, whatever the order of the data. Labels,
-    context and guidance are bound before a decoder sees the block.
-    """
-
-    @property
-    def length(self) -> int:
-        """How many positions T a row has."""
-
-    @property
-    def rows(self) -> int | None:
-        """How many rows are best solved at a time, for the sake of the processor's caches; None is all."""
-
-    def select(self, rows: Tensor) -> Block:
-        """The same block, bound to these rows of its labels or context."""
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Weights, and labels or context as they were bound: all that gradients may flow to."""
-
-    def new_cache(self, n: int) -> Cache:
-        """An empty cache for `n` rows."""
-
-    def params(self, x: Tensor, lo: int, hi: int, cache: Cache | None = None) -> Tensor:
-        """theta_t for lo <= t < hi, shape [n, hi - lo, P], from x [n, T, D].
-
-        With a cache only what lies at or beyond `cache.valid` is evaluated, and `cache.valid`
-        is hi - 1 afterwards. Nothing at or beyond hi - 1 is read.
-        """
-
-    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """z = f(x; theta) and log |dz/dx|, both [n, w, D]."""
-
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """x = f^-1(z; theta) and log |dx/dz|, both [n, w, D]."""
 
 
 class Status(enum.Enum):
@@ -158,6 +111,15 @@ class Sweep:
 Watcher = Callable[[Sweep], None]
 
 
+def joined(backends: Iterable[str]) -> str:
+    """The backends of several blocks, each named once.
+
+    >>> joined(["torch", "c", "torch"])
+    'c + torch'
+    """
+    return " + ".join(sorted(set(backends)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlockStats:
     """What one block cost and how it ended; tensors are [N], on the CPU."""
@@ -169,6 +131,7 @@ class BlockStats:
     )
     status: tuple[Status, ...]
     seconds: float
+    backend: str = ""  # what evaluated the block: "torch", "c" or "compile"
 
     @property
     def worst(self) -> Status:
@@ -187,6 +150,12 @@ class Stats:
     blocks: tuple[BlockStats, ...]
     seconds: float
     residual: Tensor | None = None  # [N], largest |encode(x) - z| of a sample, if it was asked for
+    plan: Plan | None = None  # what names and defaults became
+
+    @property
+    def backend(self) -> str:
+        """What evaluated the blocks; several names are joined: "c + torch"."""
+        return joined(b.backend for b in self.blocks)
 
     @property
     def status(self) -> Status:

@@ -13,6 +13,7 @@ from jacobiflow.core.plan import Plan
 from jacobiflow.core.types import Decoded, Method
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.nonfinite import nonfinite_rows
+from jacobiflow.kernels.backend import Backend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class Row:
     mean: float
     status: str  # the worst one
     nonfinite: int = 0  # samples without a finite answer
+    backend: str = ""  # what evaluated the blocks
 
     @property
     def summary(self) -> str:
@@ -43,6 +45,7 @@ def compare(
     batches: Sequence[int],
     *,
     repeats: int = 3,
+    backend: Backend | None = None,
     options: Callable[[str], dict[str, Any]] = lambda _: {},
     condition: Callable[[int], dict[str, Any]] = lambda _: {},
     progress: Callable[[str], None] = lambda _: None,
@@ -55,7 +58,7 @@ def compare(
     """
     names = list(dict.fromkeys(["sequential", *plans]))
     sweep = Plan((Method(max_sweeps=1),) * len(flow.blocks))
-    flow.decode(z[:1], sweep, **condition(1), on_failure="return", warn=False)
+    flow.decode(z[:1], sweep, **condition(1), on_failure="return", backend=backend, warn=False)
     rows: list[Row] = []
     outs: dict[str, Decoded] = {}
     for batch in sorted(set(batches)):
@@ -65,7 +68,8 @@ def compare(
         for _ in range(repeats):
             for name in names:
                 progress(f"batch {batch}: {name}")
-                outs[name] = flow.decode(part, name, **options(name), **condition(batch), warn=False)
+                given = options(name) | condition(batch)
+                outs[name] = flow.decode(part, name, backend=backend, warn=False, **given)
                 seconds[name].append(outs[name].stats.seconds)
         exact, base = outs["sequential"].x, statistics.median(seconds["sequential"])
         for name in names:
@@ -83,6 +87,7 @@ def compare(
                     mean=off.mean().item(),
                     status=out.stats.status.name,
                     nonfinite=int(nonfinite_rows(out.x).sum()),
+                    backend=out.stats.backend,
                 )
             )
     return [r for r in rows if r.plan in plans], outs

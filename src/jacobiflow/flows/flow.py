@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core import native
+from jacobiflow.core.bijectors import Bijector
+from jacobiflow.core.block import Block, Conditioner
 from jacobiflow.core.decode import decode
 from jacobiflow.core.hardware import refuse
 from jacobiflow.core.implicit import attach
@@ -24,7 +25,6 @@ from jacobiflow.core.noise import row_noise
 from jacobiflow.core.plan import Plan, PlanError
 from jacobiflow.core.types import (
     INITS,
-    Block,
     BlockStats,
     Decoded,
     Encoded,
@@ -32,7 +32,6 @@ from jacobiflow.core.types import (
     JacobiflowError,
     OnFailure,
     Stats,
-    Sweep,
     Unit,
     Watcher,
 )
@@ -41,6 +40,8 @@ from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.nonfinite import warn_of_nonfinite
 from jacobiflow.flows.residual import checked
 from jacobiflow.flows.weights import Group, Watch, Watched, tensors_of
+from jacobiflow.kernels.backend import Backend, bind
+from jacobiflow.kernels.threads import torch_single_threaded
 
 GRADIENT_TOL = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 R = TypeVar("R")
@@ -112,8 +113,10 @@ class Flow(nn.Module, ABC):
         """The order in which block k takes the positions; None is as they come."""
 
     @abstractmethod
-    def bind(self, k: int, condition: Tensor | None, guidance: Guidance) -> Block:
-        """Block k with labels or context and guidance bound."""
+    def bind(
+        self, k: int, n: int, condition: Tensor | None, guidance: Guidance
+    ) -> tuple[Conditioner, Bijector]:
+        """The conditioner of block k for n rows, with all that is bound to them, and its elementwise map."""
 
     def stretch(self) -> Tensor | float:
         """log |dx/dseq| of `from_sequence`, the same for every sample."""
@@ -137,10 +140,6 @@ class Flow(nn.Module, ABC):
         """The family's own rule of what to sweep."""
         return Plan.selective(len(self.blocks), tol=tol, init=init)
 
-    def compiled(self, block: Block) -> Block:
-        """The block with its decode step and its sweep compiled by torch."""
-        raise ValueError("compile=True is for TarFlow: leave it out")
-
     # Density
 
     def encode(
@@ -158,11 +157,10 @@ class Flow(nn.Module, ABC):
     def _encode(self, seq: Tensor, condition: Tensor | None, guidance: Guidance) -> tuple[Tensor, Tensor]:
         log_det = seq.new_zeros(len(seq)) - self.stretch()
         for k in range(len(self.blocks)):
-            block, order = self.bind(k, condition, guidance), self.order(k)
-            seq = seq if order is None else seq[:, order]
-            seq, slope = block.forward(seq, block.params(seq, 0, block.length))
-            log_det = log_det + slope.flatten(1).sum(1)
-            seq = seq if order is None else seq[:, _inverse(order)]
+            seq, slope = bind(*self.bind(k, len(seq), condition, guidance), self.order(k), "torch").forward(
+                seq
+            )
+            log_det = log_det + slope
         var = self.prior_var()
         if var is not None:
             seq = seq * var.rsqrt()
@@ -214,7 +212,7 @@ class Flow(nn.Module, ABC):
         check: bool = False,
         on_failure: OnFailure = "fallback",
         cache: bool = True,
-        compile: bool = False,
+        backend: Backend | None = None,
         differentiable: bool = False,
         watch: Watcher | None = None,
         warn: bool = True,
@@ -229,8 +227,10 @@ class Flow(nn.Module, ABC):
             ended EXACT is reported as CONVERGED, with a warning, if its residual exceeds
             sqrt(eps) * max(1, |z|) anywhere.
         on_failure, cache: see `jacobiflow.core.decode.decode`.
-        compile: let torch compile the decode step and the sweep of a TarFlow, once for each number of
-            samples: it pays on CUDA, or where there is no C compiler and many batches follow.
+        backend: "torch", "c" or "compile"; None is the first of "c" and "torch" that supports the flow.
+            "compile" lets torch compile the network of a TarFlow, once per number of samples and width: it
+            pays on CUDA, or where there is no C compiler and many batches follow. `stats.backend` says what
+            ran.
         differentiable: x and log_det carry gradients to z, weights and context (first derivatives, by
             the implicit function theorem). A loose tol biases them, so that named plans then default
             to a tight one.
@@ -259,14 +259,10 @@ class Flow(nn.Module, ABC):
             max_deviation=10 * GRADIENT_TOL[z.dtype] if differentiable else None,
         )
         began = time.perf_counter()
-        with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()), native.alone(z):
-            bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide)
-            if compile:
-                bound = [(self.compiled(block), order) for block, order in bound]
-            solve = partial(decode, on_failure=on_failure, cache=cache)
-            if compile:  # a batch that shrinks would be compiled again
-                solve = partial(solve, compact_at=0.0)
-            seq, log_det, stats = self._decode(z, methods, bound, solve, watch)
+        with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()), torch_single_threaded(z):
+            bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide, backend=backend)
+            solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
+            seq, log_det, stats = self._decode(z, methods, bound, solve)
             x = self.from_sequence(seq)
         seconds = time.perf_counter() - began
         residual = None
@@ -276,30 +272,24 @@ class Flow(nn.Module, ABC):
             stats, residual = checked(stats, z, again.reshape(z.shape))
         if warn:
             warn_of_nonfinite(x, z, guide)
-        return Decoded(x=x, log_det=log_det, stats=Stats(blocks=stats, seconds=seconds, residual=residual))
+        found = Stats(blocks=stats, seconds=seconds, residual=residual, plan=methods)
+        return Decoded(x=x, log_det=log_det, stats=found)
 
     def _decode(
-        self,
-        z: Tensor,
-        plan: Plan,
-        blocks: list[tuple[Block, Tensor | None]],
-        solve: Callable[..., Decoded],
-        watch: Watcher | None,
+        self, z: Tensor, plan: Plan, blocks: list[Block], solve: Callable[..., Decoded]
     ) -> tuple[Tensor, Tensor, tuple[BlockStats, ...]]:
         seq, log_det = self.to_prior(z), z.new_zeros(len(z)) + self.stretch()
         var = self.prior_var()
         if var is not None:
             log_det = log_det + 0.5 * var.log().sum()
         stats = []
-        for i, (method, (block, order)) in enumerate(zip(plan, blocks, strict=True)):
-            seq = seq if order is None else seq[:, order]
-            out = solve(block, seq, method, name=i, watch=_in_order(watch, order))
-            found, slope = out.x, out.log_det
+        for i, (method, block) in enumerate(zip(plan, blocks, strict=True)):
+            out = solve(block, seq, method, number=i)
+            x, slope = out.x, out.log_det
             if torch.is_grad_enabled():
                 tight = max(method.tol, GRADIENT_TOL[seq.dtype])
-                found, slope = attach(block, seq, found, slope, tol=tight)
-            seq = found if order is None else found[:, _inverse(order)]
-            log_det = log_det + slope
+                x, slope = attach(block, seq, x, slope, tol=tight)
+            seq, log_det = x, log_det + slope
             stats.append(out.stats.blocks[0])
         return seq, log_det, tuple(stats)
 
@@ -315,10 +305,12 @@ class Flow(nn.Module, ABC):
         labels: int | Tensor | None = None,
         context: Tensor | None = None,
         guidance: Guidance | None = None,
-    ) -> list[tuple[Block, Tensor | None]]:
-        """The blocks as decoders see them, in sampling order, each with the order of its positions."""
+        backend: Backend | None = None,
+    ) -> list[Block]:
+        """The blocks for n samples, in sampling order."""
         condition, guide = self._condition(n, labels, context), guidance or Guidance()
-        return [(self.bind(k, condition, guide), self.order(k)) for k in reversed(range(len(self.blocks)))]
+        ks = reversed(range(len(self.blocks)))
+        return [bind(*self.bind(k, n, condition, guide), self.order(k), backend) for k in ks]
 
     def sample(
         self,
@@ -482,22 +474,6 @@ def standard_normal(z: Tensor) -> Tensor:
     """log N(z; 0, I) [N]."""
     z = z.flatten(1)
     return -0.5 * (z.square().sum(1) + z.shape[1] * math.log(2 * math.pi))
-
-
-def _inverse(order: Tensor) -> Tensor:
-    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-
-
-def _in_order(watch: Watcher | None, order: Tensor | None) -> Watcher | None:
-    """`watch` for a block that takes the positions in this order: it is shown the data's."""
-    if watch is None or order is None:
-        return watch
-    back = _inverse(order)
-
-    def turned(sweep: Sweep) -> None:
-        watch(replace(sweep, x=sweep.x[:, back]))
-
-    return turned
 
 
 def _dims(shape: tuple[int, ...]) -> str:

@@ -1,17 +1,20 @@
-"""Guidance: parameters pushed away from those of an uninformed twin. A guided block is a Block."""
+"""Guidance: parameters pushed away from those of an uninformed branch. A conditioner around another one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from jacobiflow.core.types import Block, Cache
+from jacobiflow.core.block import Cache, Conditioner, Start
+from jacobiflow.core.description import description
+from jacobiflow.core.networks import TransformerNetwork
 from jacobiflow.flows.arguments import number
+from jacobiflow.kernels.compile import COMPILED, compiled
 
-LARGEST = 1e6  # of weights and temperatures: float32 makes infinities of them long before they end
+LARGEST = 1e6  # of weights and temperatures: float32 overflows long before they end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,7 @@ class Guidance:
     weight: w; 0 is none.
     annealed: w grows linearly along the sequence: w t / (T - 1) for position t.
     what: which parameters are pushed: "a" (log-scale), "b" (shift) or "ab".
-    attn_temp: the twin divides its attention logits by this. An unconditional model has no
+    attn_temp: the uninformed branch divides its attention logits by this. An unconditional model has no
         label to drop, so it needs a value other than 1 for guidance to do anything.
     """
 
@@ -41,74 +44,98 @@ class Guidance:
             raise ValueError(f"Guidance.attn_temp must be from {1 / LARGEST:g} to {LARGEST:g}")
 
 
-@dataclass
+@dataclass(frozen=True)
 class PairCache:
-    """The caches of a block and of its twin."""
+    """The cache of both branches: first all informed rows, then all uninformed ones."""
 
-    block: Cache
-    null: Cache
-
-    @property
-    def valid(self) -> int:
-        return min(self.block.valid, self.null.valid)
-
-    @valid.setter
-    def valid(self, value: int) -> None:
-        self.block.valid = self.null.valid = value
+    both: Cache
+    n: int
 
     def select(self, rows: Tensor) -> PairCache:
-        return PairCache(self.block.select(rows), self.null.select(rows))
+        return PairCache(self.both.select(_pairs(rows, self.n)), len(rows))
+
+    def zero_nonfinite(self) -> None:
+        self.both.zero_nonfinite()
 
 
 @dataclass(frozen=True)
-class GuidedBlock:
-    """A block and its uninformed twin, blended."""
+class Guided:
+    """A conditioner and its uninformed branch, evaluated as one batch and blended.
 
-    block: Block
-    null: Block
+    both: a conditioner of 2 n rows, the informed ones first.
+    """
+
+    both: Conditioner
+    n: int
+    dim: int  # numbers per position
     guidance: Guidance
 
     @property
     def length(self) -> int:
-        return self.block.length
+        return self.both.length
 
-    @property
-    def rows(self) -> int | None:
-        return self.block.rows and max(1, self.block.rows // 2)  # two caches
-
-    def select(self, rows: Tensor) -> GuidedBlock:
-        return GuidedBlock(self.block.select(rows), self.null.select(rows), self.guidance)
+    def select(self, rows: Tensor) -> Guided:
+        return replace(self, both=self.both.select(_pairs(rows, self.n)), n=len(rows))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        found = {id(t): t for t in (*self.block.tensors(), *self.null.tensors())}
-        return tuple(found.values())
+        return self.both.tensors()
 
     def new_cache(self, n: int) -> PairCache:
-        return PairCache(self.block.new_cache(n), self.null.new_cache(n))
+        return PairCache(self.both.new_cache(2 * n), n)
 
-    def params(self, x: Tensor, lo: int, hi: int, cache: Cache | None = None) -> Tensor:
-        pair = cache if isinstance(cache, PairCache) else None
-        theta = self.block.params(x, lo, hi, pair and pair.block)
-        null = self.null.params(x, lo, hi, pair and pair.null)
-        return theta + self._weight(lo, hi, x.shape[-1], theta) * (theta - null)
+    def first(self, n: int) -> Tensor:
+        return self.both.first(n)
 
-    def _weight(self, lo: int, hi: int, dim: int, like: Tensor) -> Tensor:
-        """w for each position and parameter [hi - lo or 1, P]."""
-        weight = like.new_full((1, like.shape[-1]), self.guidance.weight)
-        if like.shape[-1] > dim:  # (a, b); a volume-preserving block has b alone
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
+        assert isinstance(cache, PairCache)
+        starts = start if isinstance(start, int) else torch.cat((start, start))
+        theta = self.both.params(torch.cat((x, x)), starts, width, cache.both)
+        return self._blend(
+            theta, torch.as_tensor(start, device=x.device)[..., None] + torch.arange(width, device=x.device)
+        )
+
+    def all_params(self, x: Tensor) -> Tensor:
+        return self._blend(
+            self.both.all_params(torch.cat((x, x))), torch.arange(self.length, device=x.device)
+        )
+
+    def describe(self) -> TransformerNetwork | None:
+        network = description(self.both)
+        if not isinstance(network, TransformerNetwork):
+            return None
+        like = network.proj_out.bias.detach()
+        weights = self.weights(torch.arange(self.length, device=like.device), like)
+        return replace(network, blend=weights.expand(self.length, -1))
+
+    def _blend(self, both: Tensor, t: Tensor) -> Tensor:
+        """theta + w (theta - null) at positions t [w] or [n, w]."""
+        theta, null = both.chunk(2)
+        return theta + self.weights(t, theta) * (theta - null)
+
+    def weights(self, t: Tensor, like: Tensor) -> Tensor:
+        """w per parameter, for positions t [w] or [n, w]: [..., P], broadcast over rows."""
+        weight = like.new_full((like.shape[-1],), self.guidance.weight)
+        if like.shape[-1] > self.dim:  # (a, b); a volume-preserving block has b alone
             if self.guidance.what == "a":
-                weight[:, dim:] = 0
+                weight[self.dim :] = 0
             elif self.guidance.what == "b":
-                weight[:, :dim] = 0
+                weight[: self.dim] = 0
         elif self.guidance.what == "a":
             weight.zero_()
         if self.guidance.annealed:
-            t = torch.arange(lo, hi, dtype=like.dtype, device=like.device)
-            weight = weight * (t / max(self.length - 1, 1))[:, None]
+            return weight * (t.to(like.dtype) / max(self.length - 1, 1))[..., None]
         return weight
 
-    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.block.forward(x, theta)
 
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.block.inverse(z, theta)
+def _pairs(rows: Tensor, n: int) -> Tensor:
+    """Both branches of these rows."""
+    return torch.cat((rows, rows + n))
+
+
+def _compiled(guided: Guided) -> Guided | None:
+    """Guidance over a compiled conditioner: its weight is a number, which would be part of compiled code."""
+    both = compiled(guided.both)
+    return None if both is None else replace(guided, both=both)
+
+
+COMPILED[Guided] = _compiled

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.core.bijectors import Bijector
-from jacobiflow.core.types import Cache
-from jacobiflow.flows.masked import ACTIVATIONS, Activation
+from jacobiflow.core.block import Cache, NoCache, Start
+from jacobiflow.flows.masked_mlp import ACTIVATIONS, Activation
 
 
 def neighbourhood(side: int, reach: int) -> Tensor:
@@ -78,13 +77,16 @@ class LocalMLP(nn.Module):
         nn.init.zeros_(self.head.bias)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Tensor, lo: int, hi: int) -> Tensor:
-        """theta [n, hi - lo, P] of positions lo .. hi - 1 from x [n, T]."""
-        near, seen = self.near[lo:hi], self.seen[lo:hi]
-        found = x.index_select(1, near.flatten()).view(len(x), *near.shape)
+    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+        """theta [n, w, P] of positions at [w] or [n, w] from x [n, T]."""
+        near, seen = self.near[at], self.seen[at]  # [..., w, W]
+        width = near.shape[-1]
+        if at.ndim == 1:
+            found = x.index_select(1, near.flatten()).view(len(x), *near.shape)
+        else:
+            found = x.gather(1, near.flatten(1)).view(near.shape)
         first, *rest = self.linears
         weight = first.weight
-        width = near.shape[1]
         there = F.linear(seen.to(x), weight[:, width:], first.bias)  # type: ignore[index, arg-type]
         h = F.linear(torch.where(seen, found, 0), weight[:, :width]) + there  # type: ignore[index]
         for linear in rest:
@@ -92,32 +94,17 @@ class LocalMLP(nn.Module):
         return self.head(self.activation(h))  # type: ignore[no-any-return]
 
 
-@dataclass
-class NoCache:
-    """Nothing is remembered but how far the decoder has come."""
-
-    valid: int = 0
-
-    def select(self, rows: Tensor) -> NoCache:
-        return NoCache(self.valid)
-
-
 @dataclass(frozen=True)
-class BoundLocalBlock:
-    """A local network and a bijector: what decoders see."""
+class LocalConditioner:
+    """A local network: a window costs its share of a forward pass, so that nothing needs a cache."""
 
     net: LocalMLP
-    bijector: Bijector
 
     @property
     def length(self) -> int:
         return len(self.net.near)
 
-    @property
-    def rows(self) -> int | None:
-        return None
-
-    def select(self, rows: Tensor) -> BoundLocalBlock:
+    def select(self, rows: Tensor) -> LocalConditioner:
         return self
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -126,13 +113,14 @@ class BoundLocalBlock:
     def new_cache(self, n: int) -> NoCache:
         return NoCache()
 
-    def params(self, x: Tensor, lo: int, hi: int, cache: Cache | None = None) -> Tensor:
-        if cache is not None:
-            cache.valid = hi - 1
-        return self.net(x[..., 0], lo, hi)  # type: ignore[no-any-return]
+    def first(self, n: int) -> Tensor:
+        like = self.net.head.weight
+        zeros = like.new_zeros(n, self.length)
+        return self.net(zeros, torch.zeros(1, dtype=torch.long, device=like.device))  # type: ignore[no-any-return]
 
-    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.bijector.forward(x, theta)
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
+        at = torch.as_tensor(start, device=x.device)[..., None] + torch.arange(width, device=x.device)
+        return self.net(x[..., 0], at.clamp_max(self.length - 1))  # type: ignore[no-any-return]
 
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.bijector.inverse(z, theta)
+    def all_params(self, x: Tensor) -> Tensor:
+        return self.net(x[..., 0], torch.arange(self.length, device=x.device))  # type: ignore[no-any-return]

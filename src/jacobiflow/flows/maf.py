@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
+from jacobiflow.core.block import Conditioner
 from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Block, Init, Method, Unit
+from jacobiflow.core.types import Init, Method, Unit
 from jacobiflow.flows.arguments import instance, number, whole
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.local import BoundLocalBlock, LocalMLP, neighbourhood, spread
-from jacobiflow.flows.masked import ACTIVATIONS, Activation, BoundMaskedBlock, MaskedMLP, layer_widths
+from jacobiflow.flows.local import LocalConditioner, LocalMLP, neighbourhood, spread
+from jacobiflow.flows.masked_mlp import ACTIVATIONS, Activation, MaskedMLP, layer_widths
 from jacobiflow.flows.weights import check_size, linear_shapes
 
 Scale = Literal["softplus", "sigmoid", "exp"]
@@ -209,11 +210,11 @@ class MAF(Flow):
 
     def selective(self, tol: float, init: Init) -> Plan:
         """Sweeps everywhere: a masked MLP gains in every block. A class of sites is a window: one sweep
-        solves it, the next one finds that nothing moves.
+        solves it, the next one finds that nothing moves. This is exact, and a larger tol would save nothing.
         """
         if self.config.order == "classes":
             width = (self.config.side // (self.config.reach + 1)) ** 2
-            return Plan((Method(width=width, tol=tol, init=init),) * len(self.blocks))
+            return Plan((Method(width=width, init=init),) * len(self.blocks))
         return Plan.uniform(len(self.blocks), tol=tol, init=init)
 
     def to_sequence(self, x: Tensor) -> Tensor:
@@ -230,11 +231,13 @@ class MAF(Flow):
     def order(self, k: int) -> Tensor | None:
         return self._buffers[f"order{k}"]
 
-    def bind(self, k: int, condition: Tensor | None, guidance: Guidance) -> Block:
+    def bind(
+        self, k: int, n: int, condition: Tensor | None, guidance: Guidance
+    ) -> tuple[Conditioner, Bijector]:
         if guidance.weight:
             raise ValueError("guidance is for TarFlow; this flow takes none")
         net = self.blocks[k]
         if isinstance(net, LocalMLP):
-            return BoundLocalBlock(net, self.bijector)
+            return LocalConditioner(net), self.bijector
         assert isinstance(net, MaskedMLP)
-        return BoundMaskedBlock(net, self.bijector, condition)
+        return net.bind(condition), self.bijector

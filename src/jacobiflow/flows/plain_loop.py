@@ -29,7 +29,7 @@ def _plain_block(block: Any, z: Tensor, labels: Tensor | None) -> Tensor:
     n, length, _ = z.shape
     keys: list[Tensor] = []
     values: list[Tensor] = []
-    condition = block.bind(labels).condition
+    condition = block.condition(labels)
     x = z.clone()
     for t in range(length - 1):
         h = block.proj_in(x[:, t : t + 1]) + block.pos_embed[t : t + 1]

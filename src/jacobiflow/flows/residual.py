@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.types import BlockStats, Status
+from jacobiflow.core.warn import warn_caller
 
 
 def checked(blocks: Sequence[BlockStats], z: Tensor, again: Tensor) -> tuple[tuple[BlockStats, ...], Tensor]:
@@ -26,11 +26,9 @@ def checked(blocks: Sequence[BlockStats], z: Tensor, again: Tensor) -> tuple[tup
     wrong = [i for i in large if all(b.status[i] is Status.EXACT for b in blocks)]
     if not wrong:
         return tuple(blocks), residual
-    warnings.warn(
+    warn_caller(
         f"{len(wrong)} of {len(z)} samples that ended EXACT have residuals up to "
-        f"{float(residual[wrong].max()):.1e} and are reported as CONVERGED: decode in float64",
-        RuntimeWarning,
-        stacklevel=3,
+        f"{float(residual[wrong].max()):.1e} and are reported as CONVERGED: decode in float64"
     )
     return tuple(_downgraded(block, wrong) for block in blocks), residual
 

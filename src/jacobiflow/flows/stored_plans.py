@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jacobiflow.core.cache_folder import own_folder, read_own, warn_once, write_own
-from jacobiflow.core.plan import Plan
+from jacobiflow.core.plan import VERSION, Plan
 from jacobiflow.core.tune import tolerances
 from jacobiflow.flows.guidance import Guidance
 
@@ -42,7 +42,7 @@ def find(setting: Setting, blocks: int) -> Plan | None:
     if path is None:
         return None
     try:
-        plan = Plan.from_json(read_own(path).decode())
+        plan = Plan.from_json(read_own(path).decode(), oldest=VERSION)
     except (OSError, ValueError):
         return None
     if len(plan) != blocks or plan.about.get("setting") != asdict(setting):

@@ -5,25 +5,23 @@ Zhai et al., 2024, Normalizing Flows are Capable Generative Models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
-from jacobiflow.core.native import usable
-from jacobiflow.core.types import Block, Cache, Init, Unit
+from jacobiflow.core.block import Conditioner
+from jacobiflow.core.types import Init, Unit
 from jacobiflow.flows.arguments import instance, number, whole
-from jacobiflow.flows.compiled import CompiledBlock
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.guidance import Guidance, GuidedBlock
-from jacobiflow.flows.native_transformer import NativeCache, NativeNet
-from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, KVCache
+from jacobiflow.flows.guidance import Guidance, Guided
+from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, TransformerConditioner
 from jacobiflow.flows.weights import Watched, check_size, linear_shapes, tensors_of
 
-CACHE_BYTES = 16 << 20  # keys and values of the rows that a CPU solves at a time: they stay in its last cache
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,96 +120,33 @@ class PatchBlock(Watched):
         nn.init.zeros_(self.proj_out.weight)
         nn.init.zeros_(self.proj_out.bias)
 
-    def native(self) -> NativeNet | None:
-        """The weights for the compiled functions, where these apply; packed again when one has changed."""
-        lib = usable(self.pos_embed)
-        if lib is None:
-            return None
-        return self.watch.fresh(tensors_of(self), lambda: NativeNet(lib, self))
+    def reuse(self, make: Callable[[], T]) -> T:
+        """What `make` makes of the weights; made again only when one of them has changed."""
+        return self.watch.fresh(tensors_of(self), make)
 
-    def bind(self, labels: Tensor | None, attn_temp: float = 1.0) -> BoundPatchBlock:
-        """The block for these labels [n]; None and -1 are "no label", the mean class."""
+    def condition(self, labels: Tensor | None) -> Tensor | None:
+        """What labels [n] add to the inputs, [n or 1, 1, width]; None and -1 are the mean class."""
         if self.class_embed is None:
-            return BoundPatchBlock(self, None, attn_temp)
+            return None
         null = self.class_embed.mean(0, keepdim=True)
         if labels is None:
-            return BoundPatchBlock(self, null[:, None], attn_temp)
-        rows = torch.where(labels[:, None] < 0, null, self.class_embed[labels.clamp_min(0)])
-        return BoundPatchBlock(self, rows[:, None], attn_temp)
+            return null[:, None]
+        return torch.where(labels[:, None] < 0, null, self.class_embed[labels.clamp_min(0)])[:, None]
 
-
-@dataclass(frozen=True)
-class BoundPatchBlock:
-    """A `PatchBlock` with its labels: what decoders see."""
-
-    weights: PatchBlock
-    condition: Tensor | None  # [n or 1, 1, width]
-    attn_temp: float = 1.0
-    skip: int = 0  # the nearest predecessors that attention leaves out; for analysis
-
-    @property
-    def length(self) -> int:
-        return self.weights.net.length
-
-    @property
-    def rows(self) -> int | None:
-        like, net = self.weights.pos_embed, self.weights.net
-        if like.device.type != "cpu":
-            return None
-        each = 2 * len(net.layers) * net.length * net.width * like.element_size()
-        return max(16, CACHE_BYTES // each)
-
-    def select(self, rows: Tensor) -> BoundPatchBlock:
-        if self.condition is None or len(self.condition) == 1:
-            return self
-        return replace(self, condition=self.condition[rows])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        own = [p for name, p in self.weights.named_parameters() if name != "class_embed"]
-        return (*own, *(() if self.condition is None else (self.condition,)))
-
-    def new_cache(self, n: int) -> KVCache | NativeCache:
-        native = None if self.skip else self.weights.native()
-        if native is not None:
-            return native.new_cache(n)
-        like = self.weights.pos_embed
-        return self.weights.net.new_cache(n, dtype=like.dtype, device=like.device)
-
-    def params(self, x: Tensor, lo: int, hi: int, cache: Cache | None = None) -> Tensor:
-        w = self.weights
-        native = cache.net if isinstance(cache, NativeCache) else None
-        if cache is None and not self.skip:
-            native = w.native()
-        if native is not None and x.dtype == torch.float32:
-            kept = cache if isinstance(cache, NativeCache) else None
-            return native(x, lo, hi, self.condition, self.attn_temp, kept)
-        parts = []
-        if lo == 0:  # nothing stands before the first position: identity
-            parts.append(x.new_zeros(len(x), 1, w.proj_out.out_features))
-        if hi > 1:
-            kv = cache if isinstance(cache, KVCache) else None
-            need = max(lo - 1, 0)  # the first input whose output is wanted
-            first = 0 if kv is None else min(kv.valid, need)
-            if kv is not None:
-                kv.valid = first
-            h = w.proj_in(x[:, first : hi - 1]) + w.pos_embed[first : hi - 1]
-            if self.condition is not None:
-                h = h + self.condition
-            h = w.net(h, cache=kv, temperature=self.attn_temp, skip=self.skip)
-            parts.append(w.proj_out(h[:, need - first :]))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def single(self, x: Tensor, z: Tensor, lo: int, hi: int, cache: Cache | None) -> Tensor | None:
-        """As `Units.single`: positions lo .. hi - 1 in one call, where there is a function that does it."""
-        if not isinstance(cache, NativeCache):
-            return None
-        return cache.net.single(x, z, lo, hi, self.condition, self.attn_temp, cache)
-
-    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.weights.bijector.forward(x, theta)
-
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.weights.bijector.inverse(z, theta)
+    def bind(self, labels: Tensor | None, n: int, guidance: Guidance) -> Conditioner:
+        """The conditioner for n rows with these labels [n]."""
+        informed = self.condition(labels)
+        if not guidance.weight:
+            return TransformerConditioner(self, informed)
+        both, dim = None, self.proj_in.in_features
+        if informed is not None:
+            null = self.condition(None)
+            assert null is not None
+            both = torch.cat((informed.expand(n, -1, -1), null.expand(n, -1, -1)))
+        one = self.pos_embed.new_ones(n)
+        return Guided(
+            TransformerConditioner(self, both, torch.cat((one, one * guidance.attn_temp))), n, dim, guidance
+        )
 
 
 class TarFlow(Flow):
@@ -270,18 +205,12 @@ class TarFlow(Flow):
     def order(self, k: int) -> Tensor | None:
         return self.backwards if k % 2 else None  # type: ignore[return-value]
 
-    def bind(self, k: int, condition: Tensor | None, guidance: Guidance) -> Block:
+    def bind(
+        self, k: int, n: int, condition: Tensor | None, guidance: Guidance
+    ) -> tuple[Conditioner, Bijector]:
         weights = self.blocks[k]
         assert isinstance(weights, PatchBlock)
-        block = weights.bind(condition)
-        if not guidance.weight:
-            return block
-        return GuidedBlock(block, weights.bind(None, guidance.attn_temp), guidance)
-
-    def compiled(self, block: Block) -> Block:
-        if isinstance(block, GuidedBlock):
-            return replace(block, block=CompiledBlock(block.block), null=CompiledBlock(block.null))
-        return CompiledBlock(block)
+        return weights.bind(condition, n, guidance), weights.bijector
 
     def prior_var(self) -> Tensor:
         return self.var  # type: ignore[return-value]

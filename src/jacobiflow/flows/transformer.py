@@ -1,37 +1,22 @@
-"""A causal transformer that evaluates any stretch of positions against a static cache."""
+"""A causal transformer as a conditioner: windows of positions against a cache of keys and values."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-EXPANSION = 4  # hidden units of the MLP for each number of width
+from jacobiflow.core.block import Cache, Start, take
+from jacobiflow.core.networks import Linear, TransformerLayer, TransformerNetwork
+from jacobiflow.kernels.compile import COMPILED, StaticConditioner
 
-
-@dataclass
-class KVCache:
-    """Keys and values of every layer, allocated once and written in place.
-
-    k, v: [layers, n, heads, T, head_dim]; the first `valid` positions hold.
-    """
-
-    k: Tensor
-    v: Tensor
-    valid: int = 0
-
-    def select(self, rows: Tensor) -> KVCache:
-        """These rows in a cache of their own; only the valid part is copied."""
-        layers, _, heads, length, dim = self.k.shape
-        k = self.k.new_empty(layers, len(rows), heads, length, dim)
-        v = torch.empty_like(k)
-        if self.valid:
-            k[..., : self.valid, :] = self.k[:, rows, :, : self.valid]
-            v[..., : self.valid, :] = self.v[:, rows, :, : self.valid]
-        return KVCache(k, v, self.valid)
+EXPANSION = 4  # hidden units of the MLP per unit of width
+EPS = 1e-5  # of LayerNorm: torch's default
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v [n, heads, s, head_dim] -> like q
 
 
 class Layer(nn.Module):
@@ -47,74 +32,213 @@ class Layer(nn.Module):
         self.up = nn.Linear(width, EXPANSION * width)
         self.down = nn.Linear(EXPANSION * width, width)
 
-    def attend(
-        self, h: Tensor, first: int, temperature: float, kv: tuple[Tensor, Tensor] | None, skip: int
-    ) -> Tensor:
-        """Attention of positions first, first + 1, ... over all positions up to each, but for the `skip`
-        nearest of them, itself the first; over none at all it is zero."""
+    def forward(self, h: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """h [n, s, width]; `attend` says which positions a query sees."""
         n, s, w = h.shape
-        qkv = self.qkv(self.norm1(h)).view(n, s, 3, self.heads, self.head_dim)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [n, heads, s, head_dim]
-        if kv is not None:
-            keys, values = kv
-            keys[:, :, first : first + s] = k
-            values[:, :, first : first + s] = v
-            k, v = keys[:, :, : first + s], values[:, :, : first + s]
-        mask = None
-        if skip or (first and s > 1):
-            mask = torch.ones(s, first + s, dtype=torch.bool, device=h.device).tril_(first - skip)
-        out = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            is_causal=mask is None and s > 1,
-            scale=1.0 / (math.sqrt(self.head_dim) * temperature),
-        )
-        if skip > first:
-            out = torch.where(mask.any(1, keepdim=True), out, 0)  # type: ignore[union-attr]
-        return self.proj(out.transpose(1, 2).reshape(n, s, w))  # type: ignore[no-any-return]
-
-    def forward(
-        self, h: Tensor, first: int, temperature: float, kv: tuple[Tensor, Tensor] | None, skip: int
-    ) -> Tensor:
-        h = h + self.attend(h, first, temperature, kv, skip)
+        q, k, v = self.qkv(self.norm1(h)).view(n, s, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        h = h + self.proj(attend(q, k, v).transpose(1, 2).reshape(n, s, w))
         return h + self.down(F.gelu(self.up(self.norm2(h))))  # type: ignore[no-any-return]
 
 
 class CausalTransformer(nn.Module):
-    """`depth` layers over a sequence of at most `length` positions.
-
-    >>> net = CausalTransformer(length=5, width=8, depth=2, head_dim=4)
-    >>> h = torch.randn(3, 5, 8)
-    >>> cache = net.new_cache(3, dtype=h.dtype, device=h.device)
-    >>> left = net(h[:, :2], cache=cache)
-    >>> right = net(h[:, 2:], cache=cache)
-    >>> torch.allclose(torch.cat((left, right), 1), net(h), atol=1e-5)
-    True
-    """
+    """`depth` layers over sequences of `length` positions."""
 
     def __init__(self, *, length: int, width: int, depth: int, head_dim: int = 64) -> None:
         super().__init__()
         self.length, self.width, self.head_dim = length, width, head_dim
         self.layers = nn.ModuleList(Layer(width, head_dim) for _ in range(depth))
 
-    def new_cache(self, n: int, *, dtype: torch.dtype, device: torch.device) -> KVCache:
-        """An empty cache for n rows."""
-        shape = (len(self.layers), n, self.width // self.head_dim, self.length, self.head_dim)
-        k = torch.empty(shape, dtype=dtype, device=device)
-        return KVCache(k, torch.empty_like(k))
-
-    def forward(
-        self, h: Tensor, *, cache: KVCache | None = None, temperature: float = 1.0, skip: int = 0
-    ) -> Tensor:
-        """Outputs for h [n, s, width], the positions that follow the cache's valid ones.
-
-        skip: how many of the nearest positions, its own the first, a position does not attend to.
-        """
-        first = cache.valid if cache is not None else 0
+    def forward(self, h: Tensor, attend: Attend) -> Tensor:
+        """Outputs for h [n, s, width]."""
         for i, layer in enumerate(self.layers):
-            h = layer(h, first, temperature, None if cache is None else (cache.k[i], cache.v[i]), skip)
-        if cache is not None:
-            cache.valid = first + h.shape[1]
+            h = layer(h, lambda q, k, v, i=i: attend(i, q, k, v))
         return h
+
+
+@dataclass
+class KVCache:
+    """Keys and values [layers, n, heads, T, head_dim] of the inputs; zeros where none were read yet."""
+
+    k: Tensor
+    v: Tensor
+
+    def select(self, rows: Tensor) -> KVCache:
+        return KVCache(self.k[:, rows], self.v[:, rows])
+
+    def zero_nonfinite(self) -> None:
+        for t in (self.k, self.v):
+            t.nan_to_num_(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class TransformerConditioner:
+    """theta_t from the transformer's output at input t - 1; that of position 0 is zero: the identity.
+
+    weights: a module with proj_in, pos_embed, net (a `CausalTransformer`), proj_out and reuse(make), which
+        keeps what a backend makes of its parameters until they change.
+    condition: [n or 1, 1, width], added to the inputs; None: nothing.
+    temperature: [n or 1], attention logits are divided by it; None: 1.
+    skip: how many of the nearest inputs, its own the first, a position does not attend to; for analysis.
+    """
+
+    weights: Any
+    condition: Tensor | None = None
+    temperature: Tensor | None = None
+    skip: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.weights.net.length  # type: ignore[no-any-return]
+
+    def select(self, rows: Tensor) -> TransformerConditioner:
+        def pick(t: Tensor | None) -> Tensor | None:
+            return t if t is None or len(t) == 1 else t[rows]
+
+        return replace(self, condition=pick(self.condition), temperature=pick(self.temperature))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        own = [p for name, p in self.weights.named_parameters() if name != "class_embed"]
+        return (*own, *(() if self.condition is None else (self.condition,)))
+
+    def new_cache(self, n: int) -> KVCache:
+        net, like = self.weights.net, self.weights.pos_embed
+        shape = (len(net.layers), n, net.width // net.head_dim, net.length, net.head_dim)
+        return KVCache(like.new_zeros(shape), like.new_zeros(shape))
+
+    def first(self, n: int) -> Tensor:
+        out = self.weights.proj_out
+        return out.weight.new_zeros(n, 1, out.out_features)  # type: ignore[no-any-return]
+
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
+        assert isinstance(cache, KVCache)
+        attend = (
+            self._in_order(start, width, cache)
+            if isinstance(start, int)
+            else self._scattered(start, width, cache)
+        )
+        return self.weights.proj_out(self.weights.net(self._inputs(x, start, width), attend))  # type: ignore[no-any-return]
+
+    def all_params(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        if length == 1:
+            return self.first(n)
+        mask = self._causal(0, length - 1, x.device) if self.skip else None
+        h = self.weights.net(
+            self._inputs(x, 1, length - 1),
+            lambda _, q, k, v: self._attention(q, k, v, mask, causal=length > 2),
+        )
+        return torch.cat((self.first(n).to(h), self.weights.proj_out(h)), 1)
+
+    def describe(self) -> TransformerNetwork | None:
+        own, w = type(self) is TransformerConditioner and not self.skip, self.weights
+        return describe(w, self.condition, self.temperature) if own else None
+
+    def _inputs(self, x: Tensor, start: Start, width: int) -> Tensor:
+        """The network's inputs start - 1 .. start + width - 2, [n, width, W]; input T - 2 is repeated."""
+        w, last = self.weights, x.shape[1] - 1
+        h = w.proj_in(take(x[:, :last], start - 1, width)) + take(
+            w.pos_embed[None, :last].expand(len(x), -1, -1), start - 1, width
+        )
+        return h if self.condition is None else h + self.condition  # type: ignore[no-any-return]
+
+    def _in_order(self, start: int, width: int, cache: KVCache) -> Attend:
+        """Attention of one window for all rows."""
+        first, end = start - 1, start + width - 1
+        mask = self._causal(first, end, cache.k.device) if self.skip or (first and width > 1) else None
+
+        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache.k[i], cache.v[i]
+            keys[:, :, first:end], values[:, :, first:end] = k, v
+            return self._attention(q, keys[:, :, :end], values[:, :, :end], mask, causal=width > 1)
+
+        return attend
+
+    def _scattered(self, start: Tensor, width: int, cache: KVCache) -> Attend:
+        """Attention of a window per row. Shapes depend on the number of rows and the width alone."""
+        length = cache.k.shape[3]
+        steps = torch.arange(width, device=start.device)
+        inputs = (start[:, None] - 1 + steps).clamp_max(length - 2)
+        mask = (
+            torch.arange(length, device=start.device) <= inputs[:, None, :, None] - self.skip
+        )  # [n, 1, width, T]
+
+        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            slots = inputs[:, None, :, None].expand_as(k)
+            keys, values = cache.k[i].scatter_(2, slots, k), cache.v[i].scatter_(2, slots, v)
+            return self._attention(q, keys, values, mask, causal=False)
+
+        return attend
+
+    def _causal(self, first: int, end: int, device: torch.device) -> Tensor:
+        """Which of the inputs 0 .. end - 1 each of first .. end - 1 attends to."""
+        return torch.ones(end - first, end, dtype=torch.bool, device=device).tril_(first - self.skip)
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
+        if self.temperature is not None:
+            q = q / self.temperature.view(-1, 1, 1, 1)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
+        return out if not self.skip or mask is None else torch.where(mask.any(-1, keepdim=True), out, 0)
+
+
+def describe(weights: Any, condition: Tensor | None, temperature: Tensor | None) -> TransformerNetwork | None:
+    """The network as plain data; None if any part of it is not exactly what this file defines.
+
+    A subclass may compute anything else, and so may a hook: neither is looked into.
+    """
+    net = weights.net
+    layers = list(net.layers) if _plain(net, CausalTransformer) else []
+    outer = (weights.proj_in, weights.proj_out)
+    if not layers or not all(_plain(m, nn.Linear) and m.bias is not None for m in outer):
+        return None
+    if not all(_is_layer(layer, net.width, net.head_dim) for layer in layers):
+        return None
+    if weights.pos_embed.shape != (net.length, net.width):
+        return None
+    return TransformerNetwork(
+        proj_in=_linear(weights.proj_in),
+        pos_embed=weights.pos_embed,
+        layers=tuple(
+            TransformerLayer(
+                norm1=(m.norm1.weight, m.norm1.bias),
+                qkv=_linear(m.qkv),
+                proj=_linear(m.proj),
+                norm2=(m.norm2.weight, m.norm2.bias),
+                up=_linear(m.up),
+                down=_linear(m.down),
+            )
+            for m in layers
+        ),
+        proj_out=_linear(weights.proj_out),
+        head_dim=net.head_dim,
+        reuse=weights.reuse,
+        condition=condition,
+        temperature=temperature,
+    )
+
+
+def _plain(module: Any, kind: type[nn.Module]) -> bool:
+    """Whether calling the module is calling `kind.forward`: no subclass, no forward of its own, no hook."""
+    return (
+        type(module) is kind
+        and "forward" not in vars(module)
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+    )
+
+
+def _is_layer(layer: Any, width: int, head_dim: int) -> bool:
+    if not _plain(layer, Layer) or (layer.heads, layer.head_dim) != (width // head_dim, head_dim):
+        return False
+    linears, norms = (layer.qkv, layer.proj, layer.up, layer.down), (layer.norm1, layer.norm2)
+    return all(_plain(m, nn.Linear) and m.bias is not None for m in linears) and all(
+        _plain(m, nn.LayerNorm) and m.eps == EPS and m.normalized_shape == (width,) and m.bias is not None
+        for m in norms
+    )
+
+
+def _linear(m: Any) -> Linear:
+    return Linear(m.weight, m.bias)
+
+
+# Each number of skipped inputs would be compiled again.
+COMPILED[TransformerConditioner] = lambda own: None if own.skip else StaticConditioner(own)

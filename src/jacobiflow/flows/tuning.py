@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from jacobiflow.core import native
 from jacobiflow.core import tune as core
 from jacobiflow.core.cache_folder import own_folder
 from jacobiflow.core.hardware import machine
@@ -25,6 +24,8 @@ from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.stored_plans import Setting, find, store
 from jacobiflow.flows.weights import digest
+from jacobiflow.kernels import native
+from jacobiflow.kernels.threads import torch_single_threaded
 
 ROWS = 64  # samples, at least, that deviations are measured on, to choose and again to verify
 LARGEST = 256  # the largest batch that "auto" tunes for
@@ -82,7 +83,7 @@ def tune(
     def measure() -> Plan:
         stack = flow.bound_blocks(total, labels=labels, context=context, guidance=guide)
         z = flow.to_prior(flow.noise(total, SEED))
-        with native.alone(z[:batch_size]):  # as decoding will be
+        with torch_single_threaded(z[:batch_size]):  # as decoding will be
             return core.tune(
                 stack,
                 z,

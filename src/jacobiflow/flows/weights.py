@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.checksum import Memory, Running, Sums, layout
 from jacobiflow.core.hardware import SizeError, refuse
+from jacobiflow.kernels.checksum import Memory, Running, Sums, layout
 
 MOST = 100_000  # tensors of a model
 T = TypeVar("T")

@@ -51,7 +51,8 @@ def _measure(flow: Flow, settings: Settings, count: int) -> int:
     device = next(flow.parameters()).device
     sweep = Plan((Method(max_sweeps=1),) * len(flow.blocks))
     labels = turn(settings.labels, 0, count)
-    given: dict[str, Any] = {"guidance": settings.guide_options()} if settings.guidance else {}
+    given: dict[str, Any] = {"backend": settings.backend}
+    given |= {"guidance": settings.guide_options()} if settings.guidance else {}
 
     def once(n: int) -> None:
         some = None if labels is None else labels[:n]

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from jacobiflow.core import native
 from jacobiflow.core.files import write_atomically
+from jacobiflow.core.plan import VERSION as PLAN_VERSION
 from jacobiflow.core.plan import Plan
 from jacobiflow.core.records import LARGEST, RecordError, build, parse_json, read_text
 from jacobiflow.core.types import JacobiflowError
@@ -24,6 +24,8 @@ from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.weights import digest
 from jacobiflow.jobs.shards import Format, Shard
+from jacobiflow.kernels import native
+from jacobiflow.kernels.backend import Backend
 
 FILE = "manifest.json"
 FORMAT = "jacobiflow-samples"
@@ -54,6 +56,7 @@ class Settings:
     threads: int = 1
     batch: int = 0  # 0: as memory allows
     shard: int = 0  # 0: a size that is handy
+    backend: Backend | None = None  # None: the fastest that supports the model
 
     def guide_options(self) -> Guidance:
         """Guidance as a flow takes it."""
@@ -120,7 +123,14 @@ class Job:
             doc["digest"] = ""
         plain: dict[str, Any] = {f.name: doc[f.name] for f in fields(cls)}
         plain["settings"] = build(Settings, plain["settings"], "settings")
-        plain["plan"] = Plan.from_json(json.dumps(plain["plan"]))
+        plan = dict(plain["plan"])
+        old = plan.get("version") == 1
+        plain["plan"] = Plan.from_json(json.dumps(plan | ({"version": PLAN_VERSION} if old else {})))
+        if old and plain["plan"].has_windows:
+            raise JobError(
+                "its plan was made for closed windows, which this version does not have: "
+                "finish it with version 0.1, or run tune again and begin in a new --out"
+            )
         return cls(**plain)
 
     def save(self, folder: Path) -> None:
@@ -144,6 +154,8 @@ class Job:
             return cls.from_json(read_text(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except JobError as error:
+            raise JobError(f"{folder} holds a job that cannot be resumed: {error}") from None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise JobError(
                 f"{path} is damaged ({_line(error)}): restore it, or begin again in a new --out"
@@ -154,6 +166,8 @@ class Job:
         mine, its = asdict(self.settings), asdict(other)
         for name in ("batch", "shard"):  # what "auto" has become may also be asked for
             mine[name] = its[name] if its[name] == getattr(self, name) else mine[name]
+        if _same_plan(mine["plan"], its["plan"]):
+            mine["plan"] = its["plan"]
         changed = [f"{k} {_say(mine[k])}, now {_say(its[k])}" for k in mine if mine[k] != its[k]]
         if changed:
             raise JobError(
@@ -192,6 +206,14 @@ def _checksum(doc: dict[str, Any]) -> str:
 def _methods(plan: Plan) -> Any:
     """A plan as plain data, without what it says about itself."""
     return json.loads(Plan(plan.methods).to_json())
+
+
+def _same_plan(mine: str, its: str) -> bool:
+    """Whether two texts hold the same methods; plans of version 1 may lack units, which the flow gives."""
+    if not (mine.startswith("{") and its.startswith("{")):
+        return mine == its
+    a, b = Plan.from_json(mine), Plan.from_json(its)
+    return len(a) == len(b) and all(replace(m, unit=m.unit or n.unit) == n for m, n in zip(a, b, strict=True))
 
 
 def _say(value: Any) -> str:

@@ -155,7 +155,7 @@ def draw(job: Job, flow: Flow, shard: Shard, batch: int) -> tuple[Tensor, Tensor
         count = min(batch, shard.first + shard.count - first)
         labels = turn(ask.labels, first, count)
         z = flow.noise(count, ask.seed, start=first)
-        out = flow.decode(z, job.plan, labels=labels, warn=False, **options)
+        out = flow.decode(z, job.plan, labels=labels, backend=ask.backend, warn=False, **options)
         x = (flow.denoise(out.x, labels=labels) if ask.denoise else out.x).cpu()
         ends = zip(*(b.status for b in out.stats.blocks), nonfinite_rows(x).tolist(), strict=True)
         found = [Status.NONFINITE if lost else max(s, key=lambda s: s.rank) for *s, lost in ends]

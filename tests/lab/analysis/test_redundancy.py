@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import jacobiflow as jf
-from jacobiflow.flows.tarflow import BoundPatchBlock
+from jacobiflow.flows.transformer import TransformerConditioner
 from jacobiflow_lab.analysis.redundancy import deviation, mask, redundancy
 from subjects import NAMES, subject
 
@@ -22,6 +22,7 @@ SUBJECTS = [
     "nsf-context",
     "maf-lattice",
 ]
+SEQUENTIAL = jf.Method(width=1)
 TRANSFORMERS = ["tarflow", "tarflow-labels", "tarflow-guided", "tarflow-attn-temp"]
 
 
@@ -30,9 +31,9 @@ def test_nothing_masked_is_plain_decoding(name: str) -> None:
     s = subject(name)
     z = s.flow.noise(3, seed=0).reshape(3, s.length, -1)
     block = s.block(0, 3)
-    plain = jf.sequential(block, z)
+    plain = jf.decode(block, z, SEQUENTIAL)
     for variant in ("strict", "attention") if name.startswith("tarflow") else ("strict",):
-        out = jf.sequential(mask(block, 0, variant), z)
+        out = jf.decode(mask(block, 0, variant), z, SEQUENTIAL)
         assert torch.equal(out.x, plain.x)
         assert torch.equal(out.log_det, plain.log_det)
 
@@ -41,20 +42,20 @@ def test_nothing_masked_is_plain_decoding(name: str) -> None:
 @pytest.mark.parametrize("o", [1, 2, 5])
 def test_strict_parameters_do_not_see_the_nearest(name: str, o: int) -> None:
     s = subject(name)
-    block = mask(s.block(0, 2), o, "strict")
+    conditioner = mask(s.block(0, 2), o, "strict").conditioner
     x = s.flow.noise(2, seed=1).reshape(2, s.length, -1)
-    theta = block.params(x, 0, s.length)
+    theta = conditioner.all_params(x)
     seen = 0
     for t in range(1, s.length):
         near = x.clone()
         near[:, max(t - o, 0) :] += 1 + torch.rand_like(near[:, max(t - o, 0) :])
-        assert (block.params(near, t, t + 1) - theta[:, t : t + 1]).abs().max() < 1e-12
+        assert (conditioner.all_params(near) - theta)[:, t].abs().max() < 1e-12
         if t - o > 0:
             far = x.clone()
             far[:, : t - o] += 1
-            seen += (block.params(far, t, t + 1) - theta[:, t : t + 1]).abs().max().item() > 1e-6
+            seen += (conditioner.all_params(far) - theta)[:, t].abs().max().item() > 1e-6
     assert seen == s.length - 1 - o
-    first = s.block(0, 2).params(x, 0, 1)
+    first = s.block(0, 2).conditioner.first(2)
     if not name.endswith("annealed"):
         assert torch.allclose(theta[:, : o + 1], first.expand_as(theta[:, : o + 1]))
 
@@ -68,18 +69,19 @@ def test_masked_blocks_are_blocks(name: str, variant: str) -> None:
     s = subject(name)
     z = s.flow.noise(3, seed=2).reshape(3, s.length, -1)
     block = mask(s.block(0, 3), 2, variant)
-    out = jf.sequential(block, z)
+    out = jf.decode(block, z, SEQUENTIAL)
     for method in (jf.Method(), jf.Method(width=5)):
         for cache in (True, False):
             assert (jf.decode(block, z, method, cache=cache).x - out.x).abs().max() < 1e-9
-    again, slope = block.forward(out.x, block.params(out.x, 0, s.length))
+    again, log_det = block.forward(out.x)
     assert (again - z).abs().max() < 1e-9
-    assert torch.allclose(slope.flatten(1).sum(1), -out.log_det)
-    assert (out.x - jf.sequential(s.block(0, 3), z).x).abs().max() > 1e-3  # it does mask
-    assert (jf.sequential(block.select(torch.tensor([1])), z[1:2]).x - out.x[1:2]).abs().max() < 1e-9
+    assert torch.allclose(log_det, -out.log_det)
+    assert (out.x - jf.decode(s.block(0, 3), z, SEQUENTIAL).x).abs().max() > 1e-3  # it does mask
+    alone = jf.decode(block.select(torch.tensor([1])), z[1:2], SEQUENTIAL).x
+    assert (alone - out.x[1:2]).abs().max() < 1e-9
 
 
-def reference(block: BoundPatchBlock, x: Tensor, o: int) -> Tensor:
+def reference(block: TransformerConditioner, x: Tensor, o: int) -> Tensor:
     """Attention written out: softmax over the keys that are left, nothing where there are none."""
     w = block.weights
     h = w.proj_in(x[:, :-1]) + w.pos_embed[:-1] + (0 if block.condition is None else block.condition)
@@ -88,7 +90,8 @@ def reference(block: BoundPatchBlock, x: Tensor, o: int) -> Tensor:
     for layer in w.net.layers:
         n, t, _ = h.shape
         q, k, v = layer.qkv(layer.norm1(h)).view(n, t, 3, layer.heads, layer.head_dim).permute(2, 0, 3, 1, 4)
-        logits = q @ k.mT / math.sqrt(layer.head_dim) / block.attn_temp
+        logits = q @ k.mT / math.sqrt(layer.head_dim)
+        logits = logits if block.temperature is None else logits / block.temperature.view(-1, 1, 1, 1)
         weight = logits.exp() * keep
         weight = weight / weight.sum(-1, keepdim=True).clamp_min(1e-300)
         h = h + layer.proj((weight @ v).transpose(1, 2).reshape(n, t, -1))
@@ -101,25 +104,32 @@ def reference(block: BoundPatchBlock, x: Tensor, o: int) -> Tensor:
 @pytest.mark.parametrize("o", [0, 1, 2, 5])
 def test_attention_drops_precisely_those_keys(name: str, o: int) -> None:
     s = subject(name)
-    block = s.block(0, 3)
-    for one in (block.block, block.null) if name.endswith(("guided", "temp")) else (block,):
-        x = s.flow.noise(3, seed=4)
-        masked = mask(one, o, "attention")
-        want = reference(one, x, o)
-        assert torch.allclose(masked.params(x, 0, s.length), want, atol=1e-12)
-        cache = masked.new_cache(3)
-        parts = [masked.params(x, lo, lo + 4, cache) for lo in range(0, s.length, 4)]
-        assert torch.allclose(torch.cat(parts, 1), want, atol=1e-12)
-        assert (o == 0) == torch.allclose(want, one.params(x, 0, s.length), atol=1e-12)
+    whole, block = (b.conditioner for b in (s.block(0, 3), mask(s.block(0, 3), o, "attention")))
+    x = s.flow.noise(3, seed=4)
+    if name.endswith(("guided", "temp")):  # one conditioner of 2 n rows: informed ones, then the others
+        whole, block, x = whole.both, block.both, torch.cat((x, x))
+    want = reference(whole, x, o)
+    assert torch.allclose(block.all_params(x), want, atol=1e-12)
+    cache = block.new_cache(len(x))
+    parts = [block.params(x, lo, min(4, s.length - lo), cache) for lo in range(1, s.length, 4)]
+    assert torch.allclose(torch.cat(parts, 1), want[:, 1:], atol=1e-12)
+    cache, rows = block.new_cache(len(x)), torch.arange(len(x))
+    for step in range(s.length // 2):  # rows at positions of their own
+        start = (1 + step * (2 + rows % 3)).clamp_max(s.length - 1)
+        theta = block.params(x, start, 6, cache)
+        for i, at in enumerate(start.tolist()):
+            own = min(6, s.length - at)
+            assert torch.allclose(theta[i, :own], want[i, at : at + own], atol=1e-12)
+    assert (o == 0) == torch.allclose(want, whole.all_params(x), atol=1e-12)
 
 
 def test_attention_masking_in_single_precision_does_not_take_the_compiled_path() -> None:
     s, fine = subject("tarflow-labels", torch.float32), subject("tarflow-labels")
     z = s.flow.noise(3, seed=0)
-    out = jf.sequential(mask(s.block(0, 3), 2, "attention"), z)
-    want = jf.sequential(mask(fine.block(0, 3), 2, "attention"), fine.flow.noise(3, seed=0))
+    out = jf.decode(mask(s.block(0, 3), 2, "attention"), z, SEQUENTIAL)
+    want = jf.decode(mask(fine.block(0, 3), 2, "attention"), fine.flow.noise(3, seed=0), SEQUENTIAL)
     assert (out.x - want.x).abs().max() < 1e-3
-    assert (out.x - jf.sequential(s.block(0, 3), z).x).abs().max() > 1e-2
+    assert (out.x - jf.decode(s.block(0, 3), z, SEQUENTIAL).x).abs().max() > 1e-2
 
 
 def test_only_transformers_have_attention() -> None:
@@ -151,9 +161,9 @@ def test_layers_given_exact_inputs_and_along_a_masked_generation(name: str) -> N
             assert m.along[-1].l2 > 0
     (last,) = (m for m in found.masked if m.variant == "strict" and m.o == 2)
     seq, k = s.flow.to_prior(z), 1
-    block, order = s.flow.bound_blocks(4, **given)[0]
-    ordered = seq if order is None else seq[:, order]
-    gap = (jf.sequential(mask(block, 2, "strict"), ordered).x - jf.sequential(block, ordered).x).flatten(1)
+    block = s.flow.bound_blocks(4, **given)[0]
+    masked, exact = (jf.decode(b, seq, SEQUENTIAL).x for b in (mask(block, 2, "strict"), block))
+    gap = (masked - exact).flatten(1)
     assert last.layers[k - 1].l2 == pytest.approx(gap.norm(dim=1).mean().item())
     doc = found.to_dict()
     assert "exact" not in doc

@@ -107,7 +107,7 @@ def approach(layer: Layer, method: Method) -> Approach:
         jacobi.append(float((sweep.x - layer.x).flatten(1).norm(dim=1).nanmean()))
 
     decode(layer.block, layer.z, method, on_failure="return", watch=see)
-    squares = (layer.z - layer.x).square().sum(2)  # [N, T]
+    squares = layer.block.to_positions((layer.z - layer.x).square().sum(2))  # [N, T]
     left = squares.flip(1).cumsum(1).flip(1)[:, 1:].sqrt().nanmean(0)  # of the positions after each
     return Approach(
         length=layer.block.length, jacobi=tuple(jacobi) or (math.nan,), sequential=(*left.tolist(), 0.0)

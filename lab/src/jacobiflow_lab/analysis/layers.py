@@ -6,31 +6,22 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from jacobiflow.core.decode import sequential
+from jacobiflow.core.block import Block
+from jacobiflow.core.decode import decode
 from jacobiflow.core.records import as_json
-from jacobiflow.core.types import Block
+from jacobiflow.core.types import Method
 from jacobiflow.flows.flow import Flow
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A block with its input and its exact output, [N, T, D], both in the block's own order."""
+    """A block with its input and its exact output, [N, T, D]."""
 
     block: Block
-    order: Tensor | None
     z: Tensor
     x: Tensor
-
-    def take(self, seq: Tensor) -> Tensor:
-        """A sequence of the flow in the block's order."""
-        return seq if self.order is None else seq[:, self.order]
-
-    def give(self, x: Tensor) -> Tensor:
-        """A sequence of the block in the flow's order."""
-        return x if self.order is None else x[:, torch.argsort(self.order)]
 
 
 def exact_layers(flow: Flow, z: Tensor, **condition: Any) -> Iterator[Layer]:
@@ -39,11 +30,10 @@ def exact_layers(flow: Flow, z: Tensor, **condition: Any) -> Iterator[Layer]:
     condition: labels, context, guidance (a Guidance), as `Flow.bound_blocks` takes them.
     """
     seq = flow.to_prior(z)
-    for block, order in flow.bound_blocks(len(z), **condition):
-        given = seq if order is None else seq[:, order]
-        layer = Layer(block, order, given, sequential(block, given).x)
+    for block in flow.bound_blocks(len(z), **condition):
+        layer = Layer(block, seq, decode(block, seq, Method(width=1)).x)
         yield layer
-        seq = layer.give(layer.x)
+        seq = layer.x
 
 
 def part(condition: dict[str, Any], rows: slice, n: int) -> dict[str, Any]:

@@ -20,53 +20,60 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from jacobiflow.core.decode import sequential
-from jacobiflow.core.types import Block, Cache
+from jacobiflow.core.block import Block, Cache, Conditioner, Start
+from jacobiflow.core.decode import decode
+from jacobiflow.core.types import Method
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.guidance import GuidedBlock
-from jacobiflow.flows.tarflow import BoundPatchBlock
+from jacobiflow.flows.guidance import Guided
+from jacobiflow.flows.transformer import TransformerConditioner
+from jacobiflow.kernels.backend import bind
 from jacobiflow_lab.analysis.layers import exact_layers, plain
 
 Variant = Literal["attention", "strict"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 OFFSETS = (1, 2, 5)  # the paper's
+SEQUENTIAL = Method(width=1)
 
 
 @dataclass(frozen=True)
 class StrictlyMasked:
-    """A block whose position l sees only what stands before l - o: theta'_l = theta_{max(l - o, 0)}."""
+    """A conditioner whose position l sees only what stands before l - o: theta'_l = theta_{max(l - o, 0)}."""
 
-    block: Block
+    inner: Conditioner
     o: int
 
     @property
     def length(self) -> int:
-        return self.block.length
-
-    @property
-    def rows(self) -> int | None:
-        return self.block.rows
+        return self.inner.length
 
     def select(self, rows: Tensor) -> StrictlyMasked:
-        return replace(self, block=self.block.select(rows))
+        return replace(self, inner=self.inner.select(rows))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.block.tensors()
+        return self.inner.tensors()
 
     def new_cache(self, n: int) -> Cache:
-        return self.block.new_cache(n)
+        return self.inner.new_cache(n)
 
-    def params(self, x: Tensor, lo: int, hi: int, cache: Cache | None = None) -> Tensor:
-        first, end = max(lo - self.o, 0), max(hi - self.o, 1)
-        theta = self.block.params(x, first, end, cache)
-        places = (torch.arange(lo, hi, device=x.device) - self.o).clamp_min(0) - first
-        return theta[:, places]
+    def first(self, n: int) -> Tensor:
+        return self.inner.first(n)
 
-    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.block.forward(x, theta)
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
+        begin = start - self.o
+        if not isinstance(begin, int):
+            inner = begin.clamp_min(1)
+            theta = torch.cat((self.first(len(x)), self.inner.params(x, inner, width, cache)), 1)
+            places = (begin - inner + 1)[:, None] + torch.arange(width, device=x.device)
+            return theta.gather(1, places.clamp_min(0)[..., None].expand(-1, -1, theta.shape[-1]))
+        end = begin + width
+        known = [self.first(len(x)).expand(-1, min(1 - begin, width), -1)] if begin < 1 else []
+        if end > 1:
+            known.append(self.inner.params(x, max(begin, 1), end - max(begin, 1), cache))
+        return torch.cat(known, 1)
 
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.block.inverse(z, theta)
+    def all_params(self, x: Tensor) -> Tensor:
+        places = torch.arange(self.length, device=x.device) - self.o
+        return self.inner.all_params(x)[:, places.clamp_min(0)]
 
 
 def mask(block: Block, o: int, variant: Variant) -> Block:
@@ -75,13 +82,17 @@ def mask(block: Block, o: int, variant: Variant) -> Block:
         raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, not {variant!r}")
     if o < 0:
         raise ValueError(f"o must be 0 or more, not {o}")
-    if isinstance(block, GuidedBlock):
-        return replace(block, block=mask(block.block, o, variant), null=mask(block.null, o, variant))
+    return bind(_masked(block.conditioner, o, variant), block.bijector, block.order, "torch")
+
+
+def _masked(conditioner: Conditioner, o: int, variant: Variant) -> Conditioner:
+    if isinstance(conditioner, Guided):
+        return replace(conditioner, both=_masked(conditioner.both, o, variant))
     if variant == "strict":
-        return StrictlyMasked(block, o)
-    if not isinstance(block, BoundPatchBlock):
+        return StrictlyMasked(conditioner, o) if o else conditioner
+    if not isinstance(conditioner, TransformerConditioner):
         raise ValueError("only transformers have an attention to mask: use the variant 'strict'")
-    return replace(block, skip=o)
+    return replace(conditioner, skip=o)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +148,7 @@ def redundancy(
     variants: None is all that the flow has. condition: see `exact_layers`.
     """
     layers = list(exact_layers(flow, z, **condition))
-    exact = flow.from_sequence(layers[-1].give(layers[-1].x))
+    exact = flow.from_sequence(layers[-1].x)
     found = []
     for variant in variants_of(flow) if variants is None else variants:
         for o in offsets:
@@ -145,10 +156,9 @@ def redundancy(
             seq, alone, along = flow.to_prior(z), [], []
             for layer in layers:
                 block = mask(layer.block, o, variant)
-                alone.append(deviation(sequential(block, layer.z).x, layer.x))
-                out = sequential(block, layer.take(seq)).x
-                along.append(deviation(out, layer.x))
-                seq = layer.give(out)
+                alone.append(deviation(decode(block, layer.z, SEQUENTIAL).x, layer.x))
+                seq = decode(block, seq, SEQUENTIAL).x
+                along.append(deviation(seq, layer.x))
             found.append(
                 Masked(
                     variant=variant,

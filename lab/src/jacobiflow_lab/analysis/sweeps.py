@@ -85,7 +85,7 @@ def sweeps(
                 largest=int(own.max()),
                 bound=block.length - 1,
             )
-            for method, own, most, (block, _) in zip(
+            for method, own, most, block in zip(
                 chosen, every, slowest, flow.bound_blocks(1, **part(condition, slice(1), len(z))), strict=True
             )
         ),

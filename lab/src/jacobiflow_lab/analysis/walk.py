@@ -69,7 +69,6 @@ def finish(flow: Flow, seq: Tensor, block: int, **condition: Any) -> Tensor:
     """Data [N, ...] from sequences as `block` leaves them: the blocks after it, by sweeps."""
     method = Method(tol=flow.default_tol, init=flow.default_init, unit=flow.default_unit)
     with torch.no_grad():
-        for later, order in flow.bound_blocks(len(seq), **condition)[block + 1 :]:
-            seq = decode(later, seq if order is None else seq[:, order], method).x
-            seq = seq if order is None else seq[:, torch.argsort(order)]
+        for later in flow.bound_blocks(len(seq), **condition)[block + 1 :]:
+            seq = decode(later, seq, method).x
         return flow.from_sequence(seq)

@@ -39,12 +39,11 @@ def full_passes(flow: Flow, z: Tensor) -> Tensor:
     """Every block inverted by as many passes as it has positions, none of them cached: what libraries do."""
     seq = flow.to_prior(z)
     with torch.no_grad():
-        for block, order in flow.bound_blocks(len(z)):
-            seq = seq if order is None else seq[:, order]
+        for block in flow.bound_blocks(len(z), backend="torch"):
             x = torch.zeros_like(seq)
             for _ in range(block.length):
-                x, _ = block.inverse(seq, block.params(x, 0, block.length))
-            seq = x if order is None else x[:, order.argsort()]
+                x, _ = block.sweep(x, seq)
+            seq = x
         return flow.from_sequence(seq)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core import native
+from jacobiflow.kernels import native
 
 PIECE = 1 << 18  # bytes of one sum in C, or in torch on a CPU: they stay in its cache
 LAUNCH = 1 << 24  # bytes of one sum on another device

@@ -1,4 +1,4 @@
-"""What a foreign conditioner is at this moment: its tensors, its hooks, whether it is the same every time."""
+"""The current state of another library's modules: tensors, hooks, and whether results are deterministic."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _GLOBAL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backwa
 
 
 class State:
-    """All tensors of some modules, and how far what they compute can be read off them.
+    """All tensors of some modules, and whether their weights tell what they compute.
 
-    steady: the same function every time, made of the layers alone: no batch norm or dropout in training,
-        no hooks, no method replaced.
-    bare: weights are what the layers' attributes say, which old-style weight norm sets only when called.
+    steady: deterministic and determined by the layers: no batch norm or dropout in training mode, no hooks,
+        no replaced method.
+    bare: the layers' attributes are the weights. Old-style weight norm sets them only when a layer is called.
     """
 
     def __init__(self, parts: Iterable[nn.Module]) -> None:
@@ -48,13 +48,13 @@ def _steady(m: nn.Module) -> bool:
 
 
 def runs_as(m: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether a module computes what one of these classes does, whatever it adds to it."""
+    """Whether a module has the forward method of one of these classes."""
     return any(isinstance(m, kind) and type(m).forward is kind.forward for kind in kinds)
 
 
 def ordinary(z: Tensor) -> bool:
-    """False where the original must run to be understood: forward-mode derivatives, functional transforms,
-    tracing, and the mixed precision of autocast."""
+    """False where only the original is right: forward-mode derivatives, functional transforms, tracing, and
+    autocast."""
     return (
         forward_ad._current_level < 0
         and torch._C._functorch.maybe_current_level() is None
@@ -65,7 +65,7 @@ def ordinary(z: Tensor) -> bool:
 
 
 class Snapshot:
-    """The tensors, layers and modes that a module has now, for an evaluation later."""
+    """The tensors, layers and modes that a module has now, for a later evaluation."""
 
     def __init__(self, module: nn.Module) -> None:
         self._slots: list[tuple[dict[str, Any], str, Any]] = []
@@ -82,14 +82,14 @@ class Snapshot:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """The modules as they were, then as they are."""
+        """Put the tensors and layers of the snapshot back inside a with statement."""
         if self._look() != self._marks:
             raise RuntimeError(
                 "weights were overwritten between sampling and the backward pass: "
                 "call backward before the optimiser's step, or sample again"
             )
         others = [(s, name, s.get(name), value) for s, name, value in self._slots if s.get(name) is not value]
-        training = [m for m in self._noisy if m.training]  # sampling took place without their noise
+        training = [m for m in self._noisy if m.training]  # sampling took place in eval mode
         try:
             for store, name, _, value in others:
                 store[name] = value

@@ -2,9 +2,15 @@
 #ifndef JACOBIFLOW_MASKED_H
 #define JACOBIFLOW_MASKED_H
 
+#include "maps.h"
 #include "vector.h"
 
-enum { NONE, RELU, ELU, GELU, SILU, TANH };
+/* Activations: their codes, and the names by which Python knows them. */
+#define ACTIVATIONS(M) M(NONE, "none") M(RELU, "relu") M(ELU, "elu") M(GELU, "gelu") M(SILU, "silu") M(TANH, "tanh")
+#define ACTIVATION_CODE(CODE, NAME) CODE,
+#define ACTIVATION_NAME(CODE, NAME) NAME " "
+
+enum { ACTIVATIONS(ACTIVATION_CODE) };
 
 typedef struct {
     const float *weight, *bias;    /* packed; padded */
@@ -20,11 +26,8 @@ typedef struct {
     const Stage *stages; /* depth hidden ones, then the head */
 } Masked;
 
-/* Elementwise maps; the first three as in elementwise.c. Splines: slopes by softplus, or by exp, all soft-clipped. */
-enum { EXP, SOFTPLUS, SIGMOID, SOFTCLIP, CLAMPED, STABLE, SPLINE, CLIPPED_SPLINE };
-
 typedef struct {
-    long kind;
+    long kind; /* as in maps.h */
     const float *number;
 } Map;
 

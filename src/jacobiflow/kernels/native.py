@@ -9,62 +9,84 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from ctypes import c_float, c_int, c_long, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.cache_folder import own_folder, read_own, write_own
+from jacobiflow.core.cache_folder import own_folder, read_own, warn_once, write_own
+from jacobiflow.core.types import Status
 
-KERNELS = Path(__file__).with_name("kernels")
-SOURCES = ("transformer.c", "masked.c", "bands.c", "spline.c", "elementwise.c", "checksum.c")
+KERNELS = Path(__file__).with_name("csrc")
+SOURCES = ("transformer.c", "masked.c", "bands.c", "spline.c", "elementwise.c", "checksum.c", "accept.c")
 FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi")
-SMALL = 1 << 18  # numbers for which a second thread of torch's does not pay
 PANEL = 16  # as in vector.h
+SMALL = 1 << 18  # numbers for which a second thread of torch's does not pay
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions, or None where they cannot be had."""
-    compiler = _compiler()
-    if compiler is None:
+    """The compiled functions; None, and one warning, where they cannot be had."""
+    if os.environ.get("JACOBIFLOW_NATIVE") == "0" or os.name != "posix":
         return None
     try:
+        compiler = _compiler()
+        if not compiler:
+            _warn("no C compiler was found")
+            return None
         name = _name(compiler)
         return _declare(_load(_built(compiler, name), name))
-    except (OSError, AttributeError, subprocess.SubprocessError):
+    except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
+        _warn(f"they could not be built: {_reason(error)}")
         return None
+
+
+def _warn(reason: str) -> None:
+    warn_once(
+        f"the C kernels are not used ({reason}), so decoding runs in torch, several times slower: "
+        "install a C compiler or set CC, or set JACOBIFLOW_NATIVE=0 to silence this"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """One line; of a failed compiler the first that it says about an error."""
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = [line.strip() for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
+        said = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+        return f"{error.cmd[0]} failed, {said}"
+    return " ".join(str(error).split())
 
 
 def version() -> str:
     """What names the compiled functions in use; "torch" where there are none."""
-    compiler = _compiler()
-    return "torch" if compiler is None or library() is None else _name(compiler)
+    return "torch" if library() is None else _name(_compiler())
 
 
-def _compiler() -> str | None:
-    if os.environ.get("JACOBIFLOW_NATIVE") == "0" or os.name != "posix":
-        return None
-    return os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+def _compiler() -> tuple[str, ...]:
+    """The compiler and its arguments, from CC or as it is found; () if there is none."""
+    own = tuple(shlex.split(os.environ.get("CC", "")))
+    found = (shutil.which(name) for name in ("cc", "gcc", "clang"))
+    return own or tuple(path for path in found if path)[:1]
 
 
-def _name(compiler: str) -> str:
+def _name(compiler: tuple[str, ...]) -> str:
     """The same for the same source, compiler and processor."""
-    key = hashlib.sha256(" ".join((compiler, _processor(), *FLAGS)).encode())
+    key = hashlib.sha256(" ".join((*compiler, _processor(), *FLAGS)).encode())
     for path in sorted(KERNELS.iterdir()):
         key.update(path.read_bytes())
     return f"kernels-{key.hexdigest()[:16]}"
 
 
-def _built(compiler: str, name: str) -> bytes:
+def _built(compiler: tuple[str, ...], name: str) -> bytes:
     """The shared object from the cache folder; built if it is not there, whole and the user's own."""
     folder = own_folder("native")
     if folder is not None:
@@ -80,9 +102,9 @@ def _built(compiler: str, name: str) -> bytes:
     return content
 
 
-def _build(compiler: str, out: Path) -> bytes:
+def _build(compiler: tuple[str, ...], out: Path) -> bytes:
     sources = [str(KERNELS / name) for name in SOURCES]
-    command = [compiler, *FLAGS, *sources, "-o", str(out), "-lm", "-lpthread"]
+    command = [*compiler, *FLAGS, *sources, "-o", str(out), "-lm", "-lpthread"]
     subprocess.run(command, check=True, capture_output=True, timeout=600)
     content = out.read_bytes()
     return content + hashlib.sha256(content).digest()  # loaders do not mind what follows the last section
@@ -119,48 +141,47 @@ def _processor() -> str:
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
-    lib.jf_scratch.restype = c_long
-    lib.jf_scratch.argtypes = [c_void_p, c_long, c_long, c_int]
-    lib.jf_params.restype = c_int
+    if c_long.in_dll(lib, "jf_panel").value != PANEL:
+        raise RuntimeError("the C kernels pack weights in other panels: set PANEL as in vector.h")
+    if tuple((c_long * 2).in_dll(lib, "jf_ranks")) != (Status.CONVERGED.rank, Status.SWEEP_LIMIT.rank):
+        raise RuntimeError("the C kernels have other ranks of Status: set them as in core/types.py")
+    lib.jf_codes.restype = lib.jf_activations.restype = c_char_p
+    lib.jf_params_scratch.restype = lib.jf_solve_scratch.restype = c_long
+    lib.jf_params_scratch.argtypes = [*(c_void_p, c_void_p, c_void_p, c_long, c_long), c_int]
+    lib.jf_params.restype = lib.jf_solve.restype = c_int
     lib.jf_params.argtypes = [
-        *(c_void_p, c_long, c_long, c_long, c_long),  # net, n, first, need, last
-        *(c_void_p, c_long, c_void_p, c_long),  # x, condition
-        *(c_void_p, c_void_p, c_long, c_float),  # keys, values, stride of a layer, scale
-        *(c_void_p, c_long, c_void_p, c_int),  # theta, scratch, threads
+        *(c_void_p, c_void_p, c_void_p, c_long, c_long),  # net, rows, starts, start, width
+        *(c_void_p, c_void_p, c_int),  # theta, scratch, threads
     ]
-    lib.jf_solve_scratch.restype = c_long
-    lib.jf_solve_scratch.argtypes = [c_void_p, c_long, c_int]
-    lib.jf_solve.restype = c_int
+    lib.jf_solve_scratch.argtypes = [*(c_void_p, c_void_p, c_long, c_long), c_void_p, c_int]
     lib.jf_solve.argtypes = [
-        *(c_void_p, c_long, c_long, c_long),  # net, n, lo, hi
-        *(c_void_p, c_long, c_void_p, c_long, c_void_p, c_long),  # x, z, slope, each with its rows
-        *(c_void_p, c_long),  # condition
-        *(c_void_p, c_void_p, c_long, c_float),  # keys, values, stride of a layer, scale
-        *(c_void_p, c_int),  # scratch, threads
+        *(c_void_p, c_void_p, c_long, c_long),  # net, rows, start, stop
+        *(c_void_p, c_long, c_void_p, c_long),  # z, slope, each with its rows
+        *(c_int, c_void_p, c_int),  # map, scratch, threads
     ]
     lib.jf_masked.restype = None
     lib.jf_masked.argtypes = [
-        *(c_void_p, c_long, c_long, c_long, c_long, c_long),  # net, n, first, upto, lo, hi
+        *(c_void_p, c_long, c_long, c_long, c_void_p, c_long),  # net, n, stored, start, starts, width
         *(c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_long),  # x, nodes, active, context
         *(c_void_p, c_int),  # theta, threads
     ]
     lib.jf_masked_solve.restype = c_int
     lib.jf_masked_solve.argtypes = [
-        *(c_void_p, c_long, c_long, c_long, c_long),  # net, n, first, lo, hi
+        *(c_void_p, c_long, c_long, c_long, c_long),  # net, n, stored, lo, hi
         *(c_void_p, c_long, c_void_p, c_long, c_void_p, c_long),  # x, z, slope, each with its rows
         *(c_void_p, c_void_p, c_void_p, c_long),  # nodes, active, context
         *(c_int, c_void_p, c_int),  # kind, its numbers, threads
     ]
-    lib.jf_affine.restype = lib.jf_compare.restype = None
+    lib.jf_affine.restype = None
     lib.jf_affine.argtypes = [
         *(c_int, c_float, c_long, c_long, c_long),  # kind, eps, n, w, d
         *(c_void_p, c_long, c_void_p, c_void_p, c_void_p),  # z, theta, x, slope
     ]
-    lib.jf_compare.argtypes = [
-        *(c_long, c_long, c_long),  # n, w, d
-        *(c_void_p, c_void_p, c_long),  # now, before
-        *(c_void_p, c_long, c_void_p, c_float),  # z, log_slope, rounding
-        *(c_void_p, c_void_p),  # update, still
+    lib.jf_accept.restype = None
+    lib.jf_accept.argtypes = [
+        *(c_void_p, c_void_p, c_void_p),  # rows, rule, found
+        *(c_void_p, c_long, c_long, c_long),  # starts, start, width of the window, width of the batch
+        *(c_void_p, c_void_p, c_int),  # new, log_slope, cached
     ]
     lib.jf_checksums_begin.restype = lib.jf_checksums_end.restype = None
     lib.jf_checksums_begin.argtypes = [
@@ -168,6 +189,21 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     ]
     lib.jf_checksums_end.argtypes = [c_void_p]
     return lib
+
+
+@cache
+def map_codes() -> dict[tuple[str, int], int]:
+    """The code of each elementwise map that the library has, by its name and count of numbers."""
+    lib = library()
+    found = [] if lib is None else [word.split(":") for word in lib.jf_codes().decode().split()]
+    return {(name, int(count)): code for code, (name, count) in enumerate(found)}
+
+
+@cache
+def activation_codes() -> dict[str, int]:
+    """The code of each activation that the library has, by its name."""
+    lib = library()
+    return {} if lib is None else {name: i for i, name in enumerate(lib.jf_activations().decode().split())}
 
 
 def usable(like: Tensor) -> ctypes.CDLL | None:
@@ -185,50 +221,6 @@ def pad(t: Tensor) -> Tensor:
 def panels(weight: Tensor) -> Tensor:
     """[in, out] as [panels, in, 16], padded with zeros."""
     return pad(weight).reshape(len(weight), -1, PANEL).transpose(0, 1)
-
-
-AFFINE = {"exp": 0, "softplus": 1, "sigmoid": 2}  # as in elementwise.c
-SOFTCLIP, CLAMPED, STABLE, SPLINE, CLIPPED_SPLINE = range(3, 8)  # as in masked.h
-
-
-def affine_inverse(scale: str, eps: float, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor] | None:
-    """x and log |dx/dz| of an affine map [n, w, d], theta [n, w, 2 d]; None where there is no library."""
-    lib = usable(z)
-    if lib is None or z.ndim != 3 or theta.shape != (*z.shape[:2], 2 * z.shape[2]) or theta.dtype != z.dtype:
-        return None
-    n, w, d = z.shape
-    z, theta = _rows(z), theta.contiguous()
-    x, slope = (z.new_empty(n, w, d) for _ in range(2))
-    ends = x.data_ptr(), slope.data_ptr()
-    lib.jf_affine(AFFINE[scale], eps, n, w, d, z.data_ptr(), z.stride(0), theta.data_ptr(), *ends)
-    return x, slope
-
-
-def compare(
-    new: Tensor, seen: Tensor, scale: tuple[Tensor, Tensor] | None, rounding: float
-) -> tuple[Tensor, Tensor] | None:
-    """As `jacobiflow.core.stopping.compare`; None where the library does not apply.
-
-    scale: z and log |dx/dz|, for changes in the relative unit.
-    """
-    lib = usable(new)
-    if lib is None:
-        return None
-    n, w, d = new.shape
-    new, seen = new.contiguous(), _rows(seen)
-    update, still = new.new_empty(n), new.new_empty(n, dtype=torch.long)
-    unit: tuple[int, int, int] = (0, 0, 0)
-    if scale is not None:
-        z, log_slope = _rows(scale[0]), scale[1].contiguous()  # named, so that they live through the call
-        unit = z.data_ptr(), z.stride(0), log_slope.data_ptr()
-    ends = update.data_ptr(), still.data_ptr()
-    lib.jf_compare(n, w, d, new.data_ptr(), seen.data_ptr(), seen.stride(0), *unit, rounding, *ends)
-    return update, still
-
-
-def _rows(t: Tensor) -> Tensor:
-    """Each row [w, d] in one piece; rows may be apart."""
-    return t if t.stride(2) == 1 and t.stride(1) == t.shape[2] else t.contiguous()
 
 
 class _Threads(threading.local):

@@ -1,0 +1,96 @@
+"""What an adapter says about a transform of another library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jacobiflow.adapters.masked import ForeignNetwork
+from jacobiflow.core.bijectors import Bijector
+
+
+@contextmanager
+def library_mode() -> Iterator[None]:
+    """Run code of another library outside inference mode: it may keep tensors for later calls."""
+    if torch.is_grad_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@dataclass(frozen=True)
+class ForeignMap:
+    """The elementwise map of another library.
+
+    function: maps x or z [n, w] with theta [n, w, P] and `inverse=` to the value and its log-derivative.
+    features: 0, or the number of features T if the map differs between features. The last number of theta
+        is then the feature, and `function` also takes `features=`, the w features of all rows.
+    resolution: absolute error of its inverse, if that is an approximation.
+    """
+
+    function: Callable[..., tuple[Tensor, Tensor]]
+    features: int = 0
+    resolution: float = 0.0
+    params: int = 0
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return self._call(x, theta, inverse=False)
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return self._call(z, theta, inverse=True)
+
+    def _call(self, value: Tensor, theta: Tensor, *, inverse: bool) -> tuple[Tensor, Tensor]:
+        with library_mode():
+            call = self._by_feature if self.features else self.function
+            new, log_slope = call(value[..., 0], theta, inverse=inverse)
+        return new.unsqueeze(-1), log_slope.unsqueeze(-1)
+
+    def _by_feature(self, value: Tensor, theta: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+        theta, at = theta[..., :-1], theta[..., -1].long()
+        if bool((at == at[:1]).all()):
+            return self.function(value, theta, inverse=inverse, features=at[0])
+        # Each row has a window of its own: evaluate all features, then take those of the window.
+        every = torch.arange(self.features, device=at.device)
+        index = at[..., None].expand_as(theta)
+        all_values = value.new_zeros(len(value), self.features).scatter(1, at, value)
+        all_theta = theta.new_zeros(len(theta), self.features, theta.shape[-1]).scatter(1, index, theta)
+        new, log_slope = self.function(all_values, all_theta, inverse=inverse, features=every)
+        return new.gather(1, at), log_slope.gather(1, at)
+
+
+def split_theta(function: Callable[..., Any], *ends: int, **options: Any) -> Callable[..., Any]:
+    """`function` of a value and several parameters, as a function of a value and theta split at `ends`."""
+
+    def of_theta(value: Tensor, theta: Tensor, inverse: bool) -> Any:
+        return function(value, *theta.tensor_split(ends, -1), inverse=inverse, **options)
+
+    return of_theta
+
+
+@dataclass(frozen=True)
+class TransformSpec:
+    """An autoregressive transform z = f(x; theta(x)) of another library."""
+
+    length: int
+    passes: int  # calls of the whole network that the library's own inverse takes
+    module: nn.Module  # holds all weights
+    contexts: tuple[int, ...]  # context features that it accepts; 0: no context
+    theta: Callable[[Tensor, Tensor | None], Tensor]  # x [n, T], context [n, C] -> [n, T, P]
+    bijector: Bijector
+    network: ForeignNetwork
+
+    @property
+    def indexed(self) -> bool:
+        """Whether the map differs between features."""
+        return isinstance(self.bijector, ForeignMap) and self.bijector.features > 0
+
+    @property
+    def resolution(self) -> float:
+        """Absolute error of the elementwise inverse."""
+        return self.bijector.resolution if isinstance(self.bijector, ForeignMap) else 0.0

@@ -1,0 +1,182 @@
+"""Block: a conditioner, an elementwise map and an order. What decoders solve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from jacobiflow.core.bijectors import Bijector
+
+if TYPE_CHECKING:
+    from jacobiflow.core.rows import Rows, Verdict, Window
+    from jacobiflow.core.types import Method
+
+Start = int | Tensor  # the first position of a window: one for all rows, or one per row [n]
+
+
+class Cache(Protocol):
+    """What a conditioner keeps of the inputs that it has read, for a fixed set of rows."""
+
+    def select(self, rows: Tensor) -> Cache:
+        """A copy of these rows; this cache stays as it is."""
+
+    def zero_nonfinite(self) -> None:
+        """Replace what overflowed by zeros: 0 * NaN is NaN, so that NaN beyond a window would spoil it."""
+
+
+class NoCache:
+    """The cache of a conditioner that keeps nothing."""
+
+    def select(self, rows: Tensor) -> NoCache:
+        return self
+
+    def zero_nonfinite(self) -> None:
+        pass
+
+
+class Conditioner(Protocol):
+    """theta_t, a function of x_{<t}, for rows whose labels or context are bound.
+
+    Positions are counted in the order in which the conditioner reads them. With a method `describe` it tells
+    backends its network: see `jacobiflow.core.description`.
+    """
+
+    @property
+    def length(self) -> int:
+        """Positions T per row."""
+
+    def select(self, rows: Tensor) -> Conditioner:
+        """The same conditioner, bound to these rows of its labels or context."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weights, and labels or context as they were bound: everything that gradients may flow to."""
+
+    def new_cache(self, n: int) -> Cache:
+        """An empty cache for n rows."""
+
+    def first(self, n: int) -> Tensor:
+        """theta [n, 1, P] of position 0, which reads no other position."""
+
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
+        """theta [n, width, P] of positions start_i .. start_i + width - 1, from x [n, T, D].
+
+        1 <= start_i < T. Reads the inputs x[i, start_i - 1 : start_i + width - 1] and the cache entries of
+        the inputs before them, and writes the entries of the inputs it reads. x is finite. Positions beyond
+        T - 1 are padding, whose theta means nothing; with one start for all rows there is none.
+        """
+
+    def all_params(self, x: Tensor) -> Tensor:
+        """theta [n, T, P] of all positions, without a cache; differentiable."""
+
+
+class Engine(Protocol):
+    """How a conditioner and a bijector are evaluated while decoding; a backend makes one per bound block."""
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+
+    @property
+    def rows(self) -> int | None:
+        """Rows that are best solved at once, for the sake of the processor's caches; None: all of them."""
+
+    @property
+    def compacts(self) -> bool:
+        """Whether solved rows leave the batch; False where another number of rows costs more than they do."""
+
+    def select(self, rows: Tensor) -> Engine:
+        """The same engine for these rows."""
+
+    def new_cache(self, n: int) -> Cache:
+        """As `Conditioner.new_cache`."""
+
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
+        """As `Conditioner.params`; without a cache all inputs are evaluated again."""
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """x and log |dx/dz| [n, w, D] of the elementwise map."""
+
+    def accept(
+        self,
+        rows: Rows,
+        window: Window,
+        width: int,
+        new: Tensor,
+        log_slope: Tensor,
+        method: Method,
+        *,
+        cached: bool,
+    ) -> Verdict:
+        """As `jacobiflow.core.rows.accept`."""
+
+    def solve(
+        self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None
+    ) -> None:
+        """Positions start .. stop - 1 of x [n, T, D], one after the other, and their log |dx/dz| [n, T].
+
+        Both are written in place. x below `start` is final, and the cache holds the inputs below start - 1;
+        afterwards it holds those below stop - 1.
+        """
+
+
+@dataclass(frozen=True)
+class Block:
+    """z_t = f(x_t; theta_t), theta_t a function of x_{<t}; bound to rows, to a backend and to an order.
+
+    order: the index in the data of each position; None is the natural order. Sequences that go in and come
+    out are in the order of the data, except in `decode`'s loop, which counts positions.
+    """
+
+    conditioner: Conditioner
+    bijector: Bijector
+    engine: Engine
+    order: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Positions T per row."""
+        return self.conditioner.length
+
+    def select(self, rows: Tensor) -> Block:
+        """The same block, bound to these rows of its labels or context."""
+        return replace(self, conditioner=self.conditioner.select(rows), engine=self.engine.select(rows))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything that gradients may flow to, apart from x and z."""
+        return self.conditioner.tensors()
+
+    @cached_property
+    def _back(self) -> Tensor | None:
+        return None if self.order is None else torch.argsort(self.order)
+
+    def to_positions(self, x: Tensor) -> Tensor:
+        """A sequence [n, T, ...] of the data, in the order of positions."""
+        return x if self.order is None else x[:, self.order]
+
+    def from_positions(self, x: Tensor) -> Tensor:
+        """A sequence in the order of positions, in the order of the data."""
+        return x if self._back is None else x[:, self._back]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """z = f(x; theta(x)) [n, T, D] and log |dz/dx| [n]; differentiable."""
+        x = self.to_positions(x)
+        z, log_slope = self.bijector.forward(x, self.conditioner.all_params(x))
+        return self.from_positions(z), log_slope.flatten(1).sum(1)
+
+    def sweep(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """One sweep over all positions: f^-1(z; theta(x)) [n, T, D] and log |dx/dz| [n]; differentiable."""
+        theta = self.conditioner.all_params(self.to_positions(x))
+        new, log_slope = self.bijector.inverse(self.to_positions(z), theta)
+        return self.from_positions(new), log_slope.flatten(1).sum(1)
+
+
+def take(t: Tensor, start: Start, width: int) -> Tensor:
+    """t[i, start_i : start_i + width] of [n, T, ...]; the last position is repeated beyond the end."""
+    if isinstance(start, int):
+        return t[:, start : start + width]
+    at = (start[:, None] + torch.arange(width, device=t.device)).clamp_max(t.shape[1] - 1)
+    return t.gather(1, at.view(*at.shape, *[1] * (t.ndim - 2)).expand(*at.shape, *t.shape[2:]))

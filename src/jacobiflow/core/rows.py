@@ -1,0 +1,225 @@
+"""Rows: the samples that are being solved, each with its own frontier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from jacobiflow.core.block import Start, take
+from jacobiflow.core.stopping import changes, judge
+from jacobiflow.core.types import Init, Method, Status
+
+EXACT, CONVERGED, FELL_BACK, SWEEP_LIMIT, NONFINITE = (status.rank for status in Status)
+
+
+@dataclass(frozen=True)
+class Look:
+    """The rows that still move, as the host knows them: the one read of a sweep."""
+
+    low: int  # their lowest frontier
+    high: int  # their highest frontier
+    count: int  # how many they are
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of the rows in a sweep."""
+
+    overflows_here: Tensor  # [n], whether the position at the frontier was not finite
+    overflows_beyond: Tensor  # [n], whether only a later one was not finite
+    largest: Tensor  # [n], the largest change in the window
+    overflowed: bool  # whether any row overflowed
+    look: Look
+
+
+@dataclass(frozen=True)
+class Window:
+    """The positions that a sweep computes: `width` of them from `start` on, one for all rows or one each."""
+
+    start: Start
+    width: int
+
+    def take(self, t: Tensor) -> Tensor:
+        """The window's part of t [n, T, ...]."""
+        return take(t, self.start, self.width)
+
+    def put(self, t: Tensor, values: Tensor, where: Tensor) -> None:
+        """values [n, width, ...] into t where `where` [n, width] says so; t has room for padding."""
+        mask = where if values.ndim == 2 else where[..., None]
+        if isinstance(self.start, int):
+            part = t[:, self.start : self.start + self.width]
+            part.copy_(torch.where(mask, values, part))
+            return
+        at = self.start[:, None] + torch.arange(self.width, device=t.device)
+        at = at if values.ndim == 2 else at[..., None].expand_as(values)
+        t.scatter_(1, at, torch.where(mask, values, t.gather(1, at)))
+
+
+@dataclass
+class Rows:
+    """Samples; every tensor has one row for each.
+
+    Sequences have room for padding behind their T positions, so that windows of one width fit everywhere.
+    """
+
+    place: Tensor  # [n], where they stand in the batch
+    z: Tensor  # [n, T, D]
+    guess: Tensor  # [n, T, D], where sweeps begin
+    seen: Tensor  # [n, T + padding, D], what the network is evaluated on; final below the frontier
+    answer: Tensor  # [n, T + padding, D], one sweep applied to `seen`
+    log_slope: Tensor  # [n, T + padding], log |dx/dz| of that sweep
+    frontier: Tensor  # [n], how many positions are final
+    sweeps: Tensor  # [n]
+    evaluated: Tensor  # [n], inputs that went through the network
+    change: Tensor  # [n], the largest change that was accepted within tol, or left at max_sweeps
+    status: Tensor  # [n], ranks of Status
+
+    @classmethod
+    def start(cls, z: Tensor, first: Tensor, log_slope: Tensor, init: Init, padding: int) -> Rows:
+        """Rows whose position 0 is known: `first` [n, 1, D]. It reads no other position."""
+        (n, length, _), guess = z.shape, first_guess(z, init)
+        lost = ~(z.isfinite().flatten(1).all(1) & first.isfinite().flatten(1).all(1))
+        seen = F.pad(guess, (0, 0, 0, padding)) if padding else guess.clone()
+        slopes = z.new_zeros(n, length + padding)
+        seen[:, :1], slopes[:, :1] = torch.where(lost[:, None, None], 0, first), log_slope.sum(-1)
+        count = torch.zeros(n, dtype=torch.long, device=z.device)
+        return cls(
+            place=torch.arange(n, device=z.device),
+            z=z,
+            guess=guess,
+            seen=seen,
+            answer=seen.clone(),
+            log_slope=slopes,
+            frontier=(~lost).long(),
+            sweeps=count,
+            evaluated=count.clone(),
+            change=torch.zeros(n, dtype=torch.float64, device=z.device),
+            status=torch.where(lost, NONFINITE, EXACT),
+        )
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+    @property
+    def length(self) -> int:
+        """Positions T."""
+        return self.z.shape[1]
+
+    @property
+    def x(self) -> Tensor:
+        """What the network is evaluated on, [n, T, D]."""
+        return self.seen[:, : self.length]
+
+    @property
+    def moving(self) -> Tensor:
+        """[n], which rows are not solved yet."""
+        return (self.frontier < self.length) & (self.status < SWEEP_LIMIT)
+
+    def take(self, keep: Tensor, padding: int | None = None) -> Rows:
+        """A copy of the rows numbered in `keep`, with room for another padding if asked for."""
+        found = Rows(**{f.name: getattr(self, f.name)[keep] for f in fields(self)})
+        if padding is not None:
+            more = self.length + padding - found.seen.shape[1]
+            found.seen, found.answer = (F.pad(t, (0, 0, 0, more)) for t in (found.seen, found.answer))
+            found.log_slope = F.pad(found.log_slope, (0, more))
+        return found
+
+    def put(self, rows: Rows) -> None:
+        """Results of some rows, back to where they came from."""
+        if rows is self:
+            return
+        for name in ("seen", "answer", "log_slope"):
+            getattr(self, name)[rows.place, : self.length] = getattr(rows, name)[:, : self.length]
+        for name in ("frontier", "sweeps", "evaluated", "change", "status"):
+            getattr(self, name)[rows.place] = getattr(rows, name)
+
+    def look(self) -> Look:
+        """The rows that move now."""
+        if not len(self):
+            return Look(self.length, 0, 0)
+        moving = self.moving
+        ends = torch.where(moving, self.frontier, self.length), torch.where(moving, self.frontier, 0)
+        low, high, count = torch.stack((ends[0].amin(), ends[1].amax(), moving.sum())).tolist()
+        return Look(low, high, count)
+
+    def window(self, width: int, look: Look) -> Window:
+        """The next window. It begins at the frontier of each row; windows that end with the sequence begin at
+        the lowest frontier of all, so that they need no gathering. Rows that are solved have none."""
+        length, frontier = self.length, self.frontier
+        if look.low + width >= length or look.low == look.high:
+            return Window(look.low, min(width, length - look.low))
+        return Window(frontier.clamp_max(length - 1), width)
+
+    def own(self, window: Window) -> Tensor:
+        """[n, width], which positions of a window the sweep may change: from the row's frontier on."""
+        steps = torch.arange(window.width, device=self.z.device)
+        start = window.start if isinstance(window.start, int) else window.start[:, None]
+        at = start + steps
+        return (at >= self.frontier[:, None]) & (at < self.length) & self.moving[:, None]
+
+    def finish(self, start: int, *, cached: bool) -> None:
+        """Positions from `start` on were solved one after the other, in `seen`."""
+        found = self.seen[:, start : self.length]
+        known = found.isfinite().all(-1).long().cumprod(1).sum(1)
+        self.answer[:, start : self.length] = found
+        self.frontier = start + known
+        steps = (known + 1).clamp_max(self.length - start)
+        inputs = steps if cached else steps * (2 * start + steps - 1) // 2
+        self.sweeps, self.evaluated = self.sweeps + steps, self.evaluated + inputs
+        self.status = torch.where(self.frontier < self.length, NONFINITE, self.status)
+
+    def clear_beyond_frontier(self) -> None:
+        """Zeros in place of guesses, which may be what overflows."""
+        beyond = torch.arange(self.seen.shape[1], device=self.z.device) >= self.frontier[:, None]
+        self.seen = self.seen.masked_fill(beyond[..., None], 0)
+
+    def mark_unknown(self) -> None:
+        """NaN where a row has no finite answer: no guess is returned as one."""
+        lost = self.status == NONFINITE
+        if bool(lost.any()):
+            at = torch.arange(self.answer.shape[1], device=self.z.device)
+            unknown = lost[:, None] & (at >= self.frontier[:, None])
+            self.answer[unknown] = self.log_slope[unknown] = float("nan")
+
+
+def accept(
+    rows: Rows, window: Window, width: int, new: Tensor, log_slope: Tensor, method: Method, *, cached: bool
+) -> Verdict:
+    """Take in the results of a sweep [n, window.width, D]; width: that of the batch.
+
+    `answer` takes all of them. `seen` keeps what it was where positions became final, except for the last of
+    them, whose cache entry does not exist yet. Positions that are not finite return to the first guess.
+    """
+    own, z, seen = rows.own(window), window.take(rows.z), window.take(rows.x)
+    change, still = changes(new, seen, z, log_slope, method.unit or "absolute")
+    found = judge(change, still, own, method, rows.frontier + width >= rows.length)
+    finite = new.isfinite().all(-1)
+    good, swept = own & finite, own.any(1)
+    window.put(rows.answer, new, good)
+    window.put(rows.log_slope, log_slope.sum(-1), good)
+    offset = own.long().cumsum(1) - 1  # of each position in its row's window
+    window.put(rows.seen, new, good & (offset >= found.advance[:, None] - 1))
+    window.put(rows.seen, window.take(rows.guess), own & ~finite)
+    rows.evaluated = rows.evaluated + own.sum(1) + (0 if cached else swept * (rows.frontier - 1))
+    rows.sweeps = rows.sweeps + swept
+    rows.change = torch.maximum(rows.change, found.accepted.double())
+    rows.status = torch.where(found.loose, rows.status.clamp_min(CONVERGED), rows.status)
+    rows.frontier = rows.frontier + found.advance
+    overflowed = bool((found.overflows_here | found.overflows_beyond).any())
+    return Verdict(
+        found.overflows_here, found.overflows_beyond, found.largest.double(), overflowed, rows.look()
+    )
+
+
+def first_guess(z: Tensor, init: Init) -> Tensor:
+    """Where sweeps begin; finite, and for each sample a function of that sample alone."""
+    if init == "zeros":
+        return torch.zeros_like(z)
+    if init == "noise":
+        draw = torch.Generator().manual_seed(0)
+        noise = torch.randn(z.shape[1:], generator=draw, dtype=torch.float64)
+        return noise.to(z).expand_as(z).contiguous()
+    return torch.where(z.isfinite(), z, 0)

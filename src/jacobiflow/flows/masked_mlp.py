@@ -1,0 +1,266 @@
+"""Masked MLPs as conditioners, and the unit cache that makes their windows cheap.
+
+Every hidden unit has a degree d and sees positions 0 .. d - 1 only; parameters of position t see
+units of degree t or less. Units are sorted by degree, so all weights are block triangular: a window
+recomputes the rows between two degrees from the columns below one, and what lies below the window is
+never touched again. Width 1 then costs one (triangular) forward pass in all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from jacobiflow.core.block import Cache, Start, take
+from jacobiflow.core.networks import BoundNetwork, MaskedNetwork, Stage
+from jacobiflow.flows.weights import Watched, tensors_of
+
+Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+def unit_degrees(units: int, length: int, *, context: bool) -> Tensor:
+    """Degrees of a hidden layer, sorted and evenly spread.
+
+    Degree 0 sees no position: it is of use only to carry context, or where there is one position.
+
+    >>> unit_degrees(6, 4, context=False).tolist()
+    [1, 1, 2, 2, 3, 3]
+    """
+    low = 0 if context or length == 1 else 1
+    return low + torch.arange(units) * (length - low) // units
+
+
+def layer_widths(hidden: tuple[int, ...], residual: bool) -> list[int]:
+    """Widths of all hidden layers; a residual block has two."""
+    return [hidden[0], *(w for h in hidden[1:] for w in ((h, h) if residual else (h,)))]
+
+
+@dataclass
+class UnitCache:
+    """Hidden units [units, n] before and after activation: a window of units is one contiguous piece."""
+
+    network: MaskedNetwork
+    nodes: list[Tensor]
+    active: list[Tensor]
+    terms: Mapping[int, Tensor]  # [units, n or 1], what context adds to each stage
+
+    @classmethod
+    def empty(cls, network: MaskedNetwork, n: int, terms: Mapping[int, Tensor]) -> UnitCache:
+        """Room for the units of n rows."""
+        sizes = [network.length, *(len(stage.weight) for stage in network.stages)]
+        nodes = [network.head.new_zeros(size, n) for size in sizes]
+        active = [node if i == 0 else torch.zeros_like(node) for i, node in enumerate(nodes)]
+        return cls(network, nodes, active, terms)
+
+    def select(self, rows: Tensor) -> UnitCache:
+        terms = {i: t if t.shape[1] == 1 else t[:, rows] for i, t in self.terms.items()}
+        nodes = [t[:, rows] for t in self.nodes]
+        active = [nodes[0], *(t[:, rows] for t in self.active[1:])]
+        return UnitCache(self.network, nodes, active, terms)
+
+    def zero_nonfinite(self) -> None:
+        for t in (*self.nodes, *self.active):
+            t.nan_to_num_(0, 0, 0)
+
+    def update(self, x: Tensor, lo: int, hi: int, start: Start, width: int) -> None:
+        """Evaluate the units of degree lo + 1 .. hi: they see a position of lo .. hi - 1 and none beyond.
+
+        Each row keeps only those of its own window, which reads inputs start_i - 1 .. start_i + width - 2.
+        """
+        net = self.network
+        self._keep(0, slice(lo, hi), x[:, lo:hi, 0].T, None, start, width)
+        for i, stage in enumerate(net.stages):
+            units = slice(
+                stage.ends[lo] if lo else 0, stage.ends[hi]
+            )  # units of degree 0 come with the first
+            if units.start == units.stop:
+                continue
+            source = self.active[stage.source] if stage.activated else self.nodes[stage.source]
+            cols = hi if stage.source == 0 else net.stages[stage.source - 1].ends[hi]
+            out = torch.addmm(stage.bias[units], stage.weight[units, :cols], source[:cols])
+            if i in self.terms:
+                out += self.terms[i][units]
+            if stage.skip is not None:
+                out += self.nodes[stage.skip][units]
+            seen = (
+                out if stage.norm is None else torch.addcmul(stage.norm[1][units], out, stage.norm[0][units])
+            )
+            self._keep(i + 1, units, out, net.activation(seen), start, width)
+
+    def _keep(
+        self, node: int, units: slice, raw: Tensor, lit: Tensor | None, start: Start, width: int
+    ) -> None:
+        """New units of a node, where they belong to the row's own window."""
+        pairs = [(self.nodes[node], raw), *(() if lit is None else ((self.active[node], lit),))]
+        if isinstance(start, int):
+            for target, new in pairs:
+                target[units] = new
+            return
+        ends = range(self.network.length + 1) if node == 0 else self.network.stages[node - 1].ends
+        table = torch.tensor(ends, device=raw.device)
+        first, last = table[start - 1], table[(start + width - 1).clamp_max(len(table) - 1)]
+        at = torch.arange(units.start, units.stop, device=raw.device)[:, None]
+        mine = (at >= torch.where(start == 1, 0, first)) & (at < last)
+        for target, new in pairs:
+            target[units] = torch.where(mine, new, target[units])
+
+    def theta(self, lo: int, hi: int) -> Tensor:
+        """Parameters of positions lo .. hi - 1, [n, hi - lo, P]."""
+        net, last = self.network, self.network.stages[-1]
+        rows, cols = slice(lo * net.params, hi * net.params), last.ends[hi - 1]
+        source = self.active[-1] if net.head_activated else self.nodes[-1]
+        out = torch.addmm(net.head_bias[rows], net.head[rows, :cols], source[:cols])
+        return out.view(hi - lo, net.params, out.shape[1]).permute(2, 0, 1)
+
+
+@dataclass(frozen=True)
+class MaskedConditioner:
+    """A masked network whose hidden units are cached.
+
+    network: as plain data. terms: what context adds to each of its stages, [units, n or 1].
+    forward: theta [n, T, P] of x [n, T] and context [n, C], differentiable; weights: what it reads now.
+    """
+
+    network: MaskedNetwork
+    forward: Callable[[Tensor, Tensor | None], Tensor]
+    weights: Callable[[], Iterable[Tensor]]
+    context: Tensor | None = None
+    terms: Mapping[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        return self.network.length
+
+    def describe(self) -> BoundNetwork:
+        return BoundNetwork(self.network, self.terms)
+
+    def select(self, rows: Tensor) -> MaskedConditioner:
+        if self.context is None:
+            return self
+        terms = {i: t if t.shape[1] == 1 else t[:, rows] for i, t in self.terms.items()}
+        return replace(self, context=self.context[rows], terms=terms)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.weights(), *(() if self.context is None else (self.context,)))
+
+    def new_cache(self, n: int) -> UnitCache:
+        return UnitCache.empty(self.network, n, self.terms)
+
+    def first(self, n: int) -> Tensor:
+        alike = all(t.shape[1] == 1 for t in self.terms.values())  # rows without context of their own
+        cache = self.new_cache(1 if alike else n)
+        cache.update(cache.nodes[0].T[..., None], 0, 0, 1, 0)
+        return cache.theta(0, 1).expand(n, -1, -1)
+
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
+        assert isinstance(cache, UnitCache)
+        if isinstance(start, int):
+            cache.update(x, start - 1, start + width - 1, start, width)
+            return cache.theta(start, start + width)
+        # One rectangle for all rows, from the lowest position to the highest: then each takes its own window.
+        low, high = (int(v) for v in torch.stack(start.aminmax()))
+        high = min(high + width, self.length)
+        cache.update(x, low - 1, high - 1, start, width)
+        return take(cache.theta(low, high), start - low, width)
+
+    def all_params(self, x: Tensor) -> Tensor:
+        return self.forward(x[..., 0], self.context)
+
+
+class MaskedMLP(Watched):
+    """Parameters [n, T, P] of T positions, those of position t a function of x_{<t} and context.
+
+    hidden: plain layers of these widths; with `residual`, a first layer and then residual blocks
+    h + W2 act(W1 act(h)), one for each further width, all the same.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        params: int,
+        hidden: tuple[int, ...],
+        *,
+        context: int = 0,
+        residual: bool = False,
+        activation: Activation = "relu",
+    ) -> None:
+        super().__init__()
+        self.length, self.params, self.residual = length, params, residual
+        self.activation = ACTIVATIONS[activation]
+        widths = layer_widths(hidden, residual)
+        self.degrees = [torch.arange(1, length + 1)]
+        self.degrees += [unit_degrees(w, length, context=context > 0) for w in widths]
+        self.linears = nn.ModuleList(nn.Linear(len(a), len(b)) for a, b in pairwise(self.degrees))
+        self.context = nn.Linear(context, widths[0], bias=False) if context else None
+        self.head = nn.Linear(widths[-1], length * params)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        for i, (a, b) in enumerate(pairwise(self.degrees)):
+            self.register_buffer(f"mask{i}", b[:, None] >= a[None, :], persistent=False)
+        reach = torch.arange(length).repeat_interleave(params)
+        self.register_buffer("head_mask", reach[:, None] >= self.degrees[-1], persistent=False)
+
+    def masked(self, i: int) -> Tensor:
+        """Weight i without the connections that would look ahead."""
+        linear, mask = self.linears[i], self.get_buffer(f"mask{i}")
+        return linear.weight * mask  # type: ignore[operator]
+
+    def forward(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """theta [n, T, P] from x [n, T], all positions at once."""
+        h = F.linear(x, self.masked(0), self.linears[0].bias)  # type: ignore[arg-type]
+        if self.context is not None:
+            h = h + self.context(context)
+        step = 2 if self.residual else 1
+        for i in range(1, len(self.linears), step):
+            out = h
+            for j in range(i, i + step):
+                out = F.linear(self.activation(out), self.masked(j), self.linears[j].bias)  # type: ignore[arg-type]
+            h = h + out if self.residual else out
+        theta = F.linear(self.activation(h), self.head.weight * self.head_mask, self.head.bias)  # type: ignore[operator]
+        return theta.view(*theta.shape[:-1], self.length, self.params)
+
+    def pack(self) -> MaskedNetwork:
+        """The network for decoding; made again only when a weight has changed."""
+        return self.watch.fresh(tensors_of(self), self._pack)
+
+    def _pack(self) -> MaskedNetwork:
+        stages = []
+        for i, linear in enumerate(self.linears):
+            second = self.residual and i > 0 and i % 2 == 0
+            degrees = self.degrees[i + 1].tolist()
+            stages.append(
+                Stage(
+                    weight=self.masked(i),
+                    bias=linear.bias[:, None].clone(),  # type: ignore[index]
+                    source=i,
+                    activated=i > 0,
+                    skip=i - 1 if second else None,
+                    ends=tuple(bisect_right(degrees, d) for d in range(self.length + 1)),
+                )
+            )
+        head = self.head.weight * self.head_mask  # type: ignore[operator]
+        return MaskedNetwork(
+            self.length, tuple(stages), head, self.head.bias[:, None].clone(), self.activation
+        )
+
+    def bind(self, context: Tensor | None) -> MaskedConditioner:
+        """The conditioner for these rows of context [n, C]."""
+        terms = {}
+        if context is not None and self.context is not None:
+            with torch.no_grad():
+                terms[0] = self.context(context).T.contiguous()
+        return MaskedConditioner(self.pack(), self, self.parameters, context, terms)

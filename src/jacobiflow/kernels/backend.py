@@ -1,0 +1,40 @@
+"""Backends: how bound blocks are evaluated. One is chosen when a block is bound, and stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor
+
+from jacobiflow.core.bijectors import Bijector
+from jacobiflow.core.block import Block, Conditioner, Engine
+from jacobiflow.kernels import c_masked, c_transformer, compile
+from jacobiflow.kernels.torch_reference import TorchEngine
+
+Backend = Literal["torch", "c", "compile"]
+Make = Callable[[Conditioner, Bijector], Engine | None]  # None: not for this conditioner and bijector
+
+C_MAKERS: tuple[Make, ...] = (c_transformer.engine, c_masked.engine)  # by kind of conditioner
+
+
+def c_engine(conditioner: Conditioner, bijector: Bijector) -> Engine | None:
+    """The first of the C engines that supports them."""
+    return next((found for make in C_MAKERS if (found := make(conditioner, bijector)) is not None), None)
+
+
+BACKENDS: dict[str, Make] = {"torch": TorchEngine, "c": c_engine, "compile": compile.engine}  # by name
+FASTEST: tuple[str, ...] = ("c", "torch")  # the order in which they are tried when none is asked for
+
+
+def bind(
+    conditioner: Conditioner, bijector: Bijector, order: Tensor | None = None, backend: Backend | None = None
+) -> Block:
+    """A block that is evaluated by `backend`, or by the fastest one that supports it."""
+    if backend is not None and backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    for name in FASTEST if backend is None else (backend,):
+        engine = BACKENDS[name](conditioner, bijector)
+        if engine is not None:
+            return Block(conditioner, bijector, engine, order)
+    raise ValueError(f"backend {backend!r} does not support this flow here: leave it out")

@@ -1,0 +1,300 @@
+"""The C backend for causal transformers: packed weights, a padded cache, and the engine."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_long, c_void_p
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from jacobiflow.core.bijectors import Bijector
+from jacobiflow.core.block import Cache, Conditioner, Start
+from jacobiflow.core.description import description
+from jacobiflow.core.networks import Linear, TransformerLayer, TransformerNetwork
+from jacobiflow.core.rows import Rows, Verdict, Window
+from jacobiflow.core.types import Method
+from jacobiflow.kernels.c_accept import accept
+from jacobiflow.kernels.c_maps import CMap, c_map
+from jacobiflow.kernels.native import PANEL, Kept, library, pad, panels, threads
+from jacobiflow.kernels.torch_reference import solve_by_steps
+
+CACHE_BYTES = 16 << 20  # keys and values of the rows that are solved at a time: they stay in the last cache
+FEWEST_ROWS = 16  # that are solved at a time, however large they are
+MAPS = ("exp", "shift")  # the maps of jf_solve
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        (name, c_void_p)
+        for name in ("qkv", "qkv_bias", "proj", "proj_bias", "up", "up_bias", "down", "down_bias")
+    ]
+
+
+class _Net(ctypes.Structure):
+    _fields_ = [
+        *((n, c_long) for n in ("length", "dim", "width", "heads", "head_dim", "hidden", "depth", "params")),
+        *((name, c_void_p) for name in ("input", "embed", "output", "output_bias", "layers")),
+    ]
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = [
+        *((name, c_long) for name in ("samples", "branches")),
+        *(("x", c_void_p), ("x_row", c_long)),
+        *(("condition", c_void_p), ("condition_branch", c_long), ("condition_row", c_long)),
+        *(("scale", c_void_p), ("scale_branch", c_long), ("scale_row", c_long)),
+        *((name, c_void_p) for name in ("blend", "k", "v")),
+        ("layer", c_long),
+    ]
+
+
+class PackedTransformer:
+    """The weights of a network as the C functions take them."""
+
+    def __init__(self, lib: ctypes.CDLL, network: TransformerNetwork) -> None:
+        self.lib, self._keep = lib, Kept()
+        (length, width), head_dim, depth = network.pos_embed.shape, network.head_dim, len(network.layers)
+        heads = width // head_dim
+        self._layers = (_Layer * depth)(*(self._layer(w, heads, head_dim) for w in network.layers))
+        self.params = len(network.proj_out.weight)
+        self.cache_shape = (depth, heads, length, head_dim + -head_dim % PANEL)
+        self.row_bytes = 2 * depth * length * width * network.pos_embed.element_size()
+        self._net = _Net(
+            *(length, network.proj_in.weight.shape[1], width, heads, head_dim),
+            *(len(network.layers[0].up.weight), depth, self.params),
+            self._keep(panels(network.proj_in.weight.T)),
+            self._keep(network.pos_embed + network.proj_in.bias),
+            *self._linear(network.proj_out.weight.T, network.proj_out.bias),
+            ctypes.cast(self._layers, c_void_p),
+        )
+        self.address = ctypes.addressof(self._net)
+
+    def _layer(self, w: TransformerLayer, heads: int, head_dim: int) -> _Layer:
+        """The norms' scales and shifts are folded into the matrices behind them; heads are padded."""
+        qkv, qkv_bias = _folded(w.qkv, *w.norm1)
+        up, up_bias = _folded(w.up, *w.norm2)
+        proj = pad(w.proj.weight.view(-1, heads, head_dim)).flatten(1)
+        columns = pad(qkv.T.reshape(-1, 3 * heads, head_dim)).flatten(1)
+        return _Layer(
+            *self._linear(columns, pad(qkv_bias.view(3 * heads, head_dim)).flatten()),
+            *self._linear(proj.T, w.proj.bias),
+            *self._linear(up.T, up_bias),
+            *self._linear(w.down.weight.T, w.down.bias),
+        )
+
+    def _linear(self, weight: Tensor, bias: Tensor) -> tuple[int, int]:
+        return self._keep(panels(weight)), self._keep(pad(bias))
+
+
+@dataclass
+class CCache:
+    """Keys and values [layers, n, branches, heads, T, head_dim], the last padded, and room to work in.
+
+    filled: no input from there on was ever read.
+    """
+
+    k: Tensor
+    v: Tensor
+    scratch: Tensor
+    filled: int = 0
+
+    @classmethod
+    def empty(cls, packed: PackedTransformer, n: int, branches: int, *, layers: int | None = None) -> CCache:
+        depth, *rest = packed.cache_shape
+        shape = depth if layers is None else layers, n, branches, *rest
+        k = torch.empty(shape, dtype=torch.float32, device="cpu")  # whatever torch's defaults are
+        return cls(k, torch.empty_like(k), k.new_empty(0))
+
+    def select(self, rows: Tensor) -> CCache:
+        return CCache(self._picked(self.k, rows), self._picked(self.v, rows), self.scratch, self.filled)
+
+    def _picked(self, t: Tensor, rows: Tensor) -> Tensor:
+        fresh = t.new_empty((len(t), len(rows), *t.shape[2:]))
+        if self.filled:
+            fresh[..., : self.filled, :] = t[:, rows, ..., : self.filled, :]
+        return fresh
+
+    def zero_nonfinite(self) -> None:
+        """Nothing to do: the C functions read no entry that is not before the input at hand."""
+
+    def reserve(self, size: int) -> int:
+        """The address of room for so many numbers."""
+        if len(self.scratch) < size:
+            self.scratch = self.k.new_empty(size)
+        return self.scratch.data_ptr()
+
+
+@dataclass(frozen=True)
+class CTransformerEngine:
+    """A transformer and an affine map in C. For decoding: gradients go through the conditioner.
+
+    condition, scale: of each branch and sample, [branches, n or 1, ...]. Guided samples have two branches,
+    which run as rows of one batch. blend: the guidance weights [T, P].
+    """
+
+    packed: PackedTransformer
+    map: CMap
+    condition: Tensor | None  # [branches, n or 1, width]
+    scale: Tensor  # [branches, n or 1], of attention logits
+    blend: Tensor | None
+    name: str = field(default="c", init=False)
+    compacts: bool = field(default=True, init=False)
+
+    @property
+    def rows(self) -> int | None:
+        return max(FEWEST_ROWS, CACHE_BYTES // (self.packed.row_bytes * len(self.scale)))
+
+    def select(self, rows: Tensor) -> CTransformerEngine:
+        condition = None if self.condition is None else _pick(self.condition, rows)
+        return replace(self, condition=condition, scale=_pick(self.scale, rows))
+
+    def new_cache(self, n: int) -> CCache:
+        return CCache.empty(self.packed, n, len(self.scale))
+
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
+        assert cache is None or isinstance(cache, CCache)
+        n, lib, x = len(x), self.packed.lib, _in_rows(x)
+        room = CCache.empty(self.packed, n, len(self.scale), layers=1) if cache is None else cache
+        common, starts = (
+            (start, None) if isinstance(start, int) else (0, start.to("cpu", torch.int64).contiguous())
+        )
+        # Positions beyond the last are not written to.
+        theta = (x.new_empty if starts is None else x.new_zeros)(n, width, self.packed.params)
+        if not n:
+            return theta
+        rows = self._rows(x, room, kept=cache is not None)
+        window = 0 if starts is None else starts.data_ptr(), common, width
+        for count in (threads(), 1):
+            size = lib.jf_params_scratch(self.packed.address, ctypes.addressof(rows), *window, count)
+            ends = theta.data_ptr(), room.reserve(size), count
+            if not lib.jf_params(self.packed.address, ctypes.addressof(rows), *window, *ends):
+                break  # else the system did not give the threads
+        last = common if starts is None else int(starts.max())
+        room.filled = max(room.filled, min(last + width - 1, x.shape[1] - 1))
+        return theta
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return self.map.inverse(z, theta)
+
+    def accept(
+        self,
+        rows: Rows,
+        window: Window,
+        width: int,
+        new: Tensor,
+        log_slope: Tensor,
+        method: Method,
+        *,
+        cached: bool,
+    ) -> Verdict:
+        return accept(rows, window, width, new, log_slope, method, cached=cached)
+
+    def solve(
+        self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None
+    ) -> None:
+        if cache is None:
+            return solve_by_steps(self, x, z, log_slope, start, stop, cache)
+        assert isinstance(cache, CCache)
+        if not len(x) or stop <= start:
+            return None
+        lib, own, z = self.packed.lib, _in_rows(x), _in_rows(z)
+        rows, slopes = self._rows(own, cache, kept=True), x.new_empty(len(x), stop - start)
+        which = self.packed.address, ctypes.addressof(rows), start, stop, z.data_ptr()
+        for count in (threads(), 1):
+            room = cache.reserve(lib.jf_solve_scratch(*which, count))
+            ends = slopes.data_ptr(), slopes.stride(0), self.map.code, room, count
+            if not lib.jf_solve(*which, z.stride(0), *ends):
+                break
+        cache.filled = max(cache.filled, stop - 1)
+        log_slope[:, start:stop] = slopes
+        if own is not x:
+            x.copy_(own)
+        return None
+
+    def _rows(self, x: Tensor, room: CCache, *, kept: bool) -> _Rows:
+        assert room.k.shape[1:3] == (len(x), len(self.scale))
+        condition = (0, 0, 0)
+        if self.condition is not None:
+            condition = (self.condition.data_ptr(), *_strides(self.condition))
+        return _Rows(
+            *(len(x), len(self.scale), x.data_ptr(), x.stride(0), *condition),
+            *(
+                self.scale.data_ptr(),
+                *_strides(self.scale),
+                0 if self.blend is None else self.blend.data_ptr(),
+            ),
+            *(room.k.data_ptr(), room.v.data_ptr(), room.k.stride(0) if kept else 0),
+        )
+
+
+def engine(conditioner: Conditioner, bijector: Bijector) -> CTransformerEngine | None:
+    """The engine, if the C functions compute exactly this: in float32 on a CPU, without autocast."""
+    network = description(conditioner)
+    if type(network) is not TransformerNetwork or torch.is_autocast_enabled("cpu"):
+        return None
+    found = c_map(bijector)
+    if found is None or found.formula.kind not in MAPS:
+        return None
+    fits = len(network.proj_out.weight) == network.proj_in.weight.shape[1] * bijector.params
+    same = len({len(layer.up.weight) for layer in network.layers}) == 1
+    lib = library() if fits and same and all(map(_readable, _tensors(network))) else None
+    if lib is None:
+        return None
+    with torch.no_grad():
+        packed = network.reuse(lambda: PackedTransformer(lib, network))
+        branches = 1 if network.blend is None else 2
+        temperature = network.pos_embed.new_ones(1) if network.temperature is None else network.temperature
+        scale = network.head_dim**-0.5 / temperature
+        condition = None if network.condition is None else network.condition.detach()[:, 0]
+        return CTransformerEngine(
+            packed=packed,
+            map=found,
+            condition=None if condition is None else _by_branch(condition, branches),
+            scale=_by_branch(scale, branches),
+            blend=None if network.blend is None else network.blend.contiguous(),
+        )
+
+
+def _tensors(network: TransformerNetwork) -> list[Tensor]:
+    linears = [network.proj_in, network.proj_out]
+    found = [network.pos_embed]
+    for layer in network.layers:
+        linears += [layer.qkv, layer.proj, layer.up, layer.down]
+        found += [*layer.norm1, *layer.norm2]
+    found += [t for m in linears for t in (m.weight, m.bias)]
+    return found + [t for t in (network.condition, network.temperature, network.blend) if t is not None]
+
+
+def _readable(t: Tensor) -> bool:
+    """Whether the numbers of t can be read where they lie: no subclass of Tensor, which may mean others."""
+    plain = type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided
+    return plain and t.device.type == "cpu" and t.dtype == torch.float32
+
+
+def _folded(linear: Linear, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """linear(scale * x + shift) as one matrix and bias."""
+    return linear.weight * scale, linear.bias + linear.weight @ shift
+
+
+def _by_branch(t: Tensor, branches: int) -> Tensor:
+    """[branches * n or 1, ...] as [branches, n or 1, ...]."""
+    t = t if len(t) > 1 or branches == 1 else t.expand(branches, *t.shape[1:])
+    return t.reshape(branches, -1, *t.shape[1:]).contiguous()
+
+
+def _pick(t: Tensor, rows: Tensor) -> Tensor:
+    return t if t.shape[1] == 1 else t[:, rows]
+
+
+def _strides(t: Tensor) -> tuple[int, int]:
+    """How far branches and samples are apart; 0 if all samples share one."""
+    return t.stride(0), 0 if t.shape[1] == 1 else t.stride(1)
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """x [n, T, D] with each row in one piece; rows may be apart."""
+    if x.dtype != torch.float32:  # its bytes would be read as other numbers
+        raise ValueError(f"x is {x.dtype}, the network {torch.float32}: cast one of them")
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

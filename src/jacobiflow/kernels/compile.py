@@ -1,0 +1,112 @@
+"""The torch.compile backend: static shapes, compiled once per number of rows and width of the window.
+
+Where the windows begin is a tensor, so one graph serves every frontier and every block of a flow; on CUDA it
+is captured as a CUDA graph. It compiles the conditioner's own `params`: there is no second forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jacobiflow.core.bijectors import Bijector
+from jacobiflow.core.block import Cache, Conditioner, Start
+from jacobiflow.kernels.torch_reference import TorchEngine
+
+# By exact type of conditioner: the same conditioner with its network compiled; None declines. The modules
+# that define conditioners add them.
+COMPILED: dict[type[Any], Callable[[Any], Conditioner | None]] = {}
+
+
+def engine(conditioner: Conditioner, bijector: Bijector) -> TorchEngine | None:
+    """The torch engine over a compiled conditioner; None if this type of conditioner is not in `COMPILED`."""
+    found = compiled(conditioner)
+    return None if found is None else TorchEngine(found, bijector, name="compile", compacts=False)
+
+
+def compiled(conditioner: Conditioner) -> Conditioner | None:
+    """The conditioner with its network compiled, if its type allows that."""
+    make = COMPILED.get(type(conditioner))
+    return None if make is None else make(conditioner)
+
+
+@dataclass(frozen=True)
+class StaticConditioner:
+    """A conditioner whose `params` is compiled.
+
+    `inner.params` must take starts as a tensor, without a look at their values.
+    """
+
+    inner: Conditioner
+
+    @property
+    def length(self) -> int:
+        return self.inner.length
+
+    def select(self, rows: Tensor) -> StaticConditioner:
+        return replace(self, inner=self.inner.select(rows))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.inner.tensors()
+
+    def new_cache(self, n: int) -> Cache:
+        return self.inner.new_cache(n)
+
+    def first(self, n: int) -> Tensor:
+        return self.inner.first(n)
+
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
+        size, skip = bucket(width, self.length - 1), 0
+        if isinstance(start, int):  # final positions before it fill the bucket, and come out as they were
+            begin = max(start - (size - width), 1)
+            starts, skip = torch.full((len(x),), begin, device=x.device), start - begin
+        else:
+            starts = start
+        own = x.clone(memory_format=torch.contiguous_format)  # its strides are part of the compiled code
+        theta = step(x.device.type, size, self._signature(own))(self.inner, own, starts, size, cache)
+        return theta[:, skip : skip + width].clone()  # a CUDA graph writes its next results to the same place
+
+    def all_params(self, x: Tensor) -> Tensor:
+        first, rest = self.first(len(x)), self.length - 1
+        return torch.cat((first, self.params(x, 1, rest, self.new_cache(len(x)))), 1) if rest else first
+
+    def _signature(self, x: Tensor) -> tuple[Any, ...]:
+        """What torch compiles for, apart from values."""
+        return tuple(
+            (t.shape, t.dtype, t.device, t.requires_grad, t.is_inference()) for t in (x, *self.tensors())
+        )
+
+
+def evaluate(conditioner: Conditioner, x: Tensor, start: Tensor, width: int, cache: Cache) -> Tensor:
+    """What is compiled."""
+    return conditioner.params(x, start, width, cache)
+
+
+@cache
+def step(device: str, width: int, signature: tuple[Any, ...]) -> Callable[..., Tensor]:
+    """`evaluate`, compiled for one kind of device and one set of shapes.
+
+    Each has code of its own: torch counts compilations per code object, and gives up at the eighth.
+    """
+    own = FunctionType(evaluate.__code__.replace(), evaluate.__globals__, f"evaluate_{width}")
+    return torch.compile(own, dynamic=False, fullgraph=True, **options(device))
+
+
+def options(device: str) -> dict[str, Any]:
+    """How torch compiles for a kind of device; "reduce-overhead" is CUDA graphs."""
+    return {"mode": "reduce-overhead"} if device == "cuda" else {}
+
+
+def bucket(width: int, most: int) -> int:
+    """The width that a window of `width` positions is evaluated in.
+
+    >>> [bucket(w, 48) for w in (1, 2, 3, 17, 33, 48)]
+    [1, 2, 4, 32, 48, 48]
+    """
+    return min(1 << (width - 1).bit_length(), most)

@@ -1,0 +1,64 @@
+"""The torch backend: the reference that every other backend is tested against. It evaluates anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from jacobiflow.core.bijectors import Bijector
+from jacobiflow.core.block import Cache, Conditioner, Engine, Start, take
+from jacobiflow.core.rows import Rows, Verdict, Window, accept
+from jacobiflow.core.types import Method
+
+
+@dataclass(frozen=True)
+class TorchEngine:
+    """Conditioner and bijector as they are."""
+
+    conditioner: Conditioner
+    bijector: Bijector
+    name: str = "torch"
+    rows: int | None = None
+    compacts: bool = True
+
+    def select(self, rows: Tensor) -> TorchEngine:
+        return replace(self, conditioner=self.conditioner.select(rows))
+
+    def new_cache(self, n: int) -> Cache:
+        return self.conditioner.new_cache(n)
+
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
+        if cache is None:
+            return take(self.conditioner.all_params(x), start, width)
+        return self.conditioner.params(x, start, width, cache)
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return self.bijector.inverse(z, theta)
+
+    def accept(
+        self,
+        rows: Rows,
+        window: Window,
+        width: int,
+        new: Tensor,
+        log_slope: Tensor,
+        method: Method,
+        *,
+        cached: bool,
+    ) -> Verdict:
+        return accept(rows, window, width, new, log_slope, method, cached=cached)
+
+    def solve(
+        self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None
+    ) -> None:
+        solve_by_steps(self, x, z, log_slope, start, stop, cache)
+
+
+def solve_by_steps(
+    engine: Engine, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None
+) -> None:
+    """`Engine.solve` for any engine, by its other methods."""
+    for t in range(start, stop):
+        new, slope = engine.inverse(z[:, t : t + 1], engine.params(x, t, 1, cache))
+        x[:, t : t + 1], log_slope[:, t] = new, slope.sum((1, 2))
