@@ -77,7 +77,6 @@ class Flow(nn.Module, ABC):
     default_init: ClassVar[Init]
     default_unit: ClassVar[Unit]  # of methods that have none
     default_deviation: ClassVar[float] = 1e-4  # from exact, that plan="auto" may cost
-    short_solves: ClassVar[bool] = True  # about as short as one read of the weights
     config: Any
     blocks: nn.ModuleList
     target: dict[str, Any] | None = None  # the density that the flow was trained for, if it was one
@@ -432,7 +431,7 @@ class Flow(nn.Module, ABC):
 
     def with_weights(self, use: Callable[[], R]) -> R:
         """use() on the weights as they are now; they are read once, by nobody inside it."""
-        return self._watch.solve(self._groups(), self._seen_finite, lambda _: use(), beside=self.short_solves)
+        return self._watch.solve(self._groups(), self._seen_finite, lambda _: use())
 
     def _groups(self) -> Iterator[Group]:
         """The tensors of each block, and the flow's own."""

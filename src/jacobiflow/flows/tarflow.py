@@ -164,7 +164,6 @@ class TarFlow(Flow):
     default_init: ClassVar[Init] = "previous"
     default_unit: ClassVar[Unit] = "absolute"
     default_deviation: ClassVar[float] = 0.05
-    short_solves: ClassVar[bool] = False
 
     def __init__(self, config: TarFlowConfig) -> None:
         instance(TarFlowConfig, config)

@@ -67,17 +67,14 @@ class Watch:
         """As `fresh`, of the tensors of all groups."""
         return self._look(groups, make).made  # type: ignore[no-any-return]
 
-    def solve(
-        self, groups: Iterable[Group], make: Callable[[], T], use: Callable[[T], R], *, beside: bool = True
-    ) -> R:
+    def solve(self, groups: Iterable[Group], make: Callable[[], T], use: Callable[[T], R]) -> R:
         """use(made) with what `make` makes of the tensors of all groups.
 
-        beside: large tensors are read while `use` runs on what was made before; if they have changed, it is
-        made again and `use` runs again. Else they are read first. During `use` the watches that are named
-        with the groups do not read theirs.
+        Large tensors are read while `use` runs on what was made before. If they have changed, it is made and
+        used again. During `use` the watches that are named with the groups do not read theirs.
         """
         groups = [(watch, list(tensors)) for watch, tensors in groups]
-        seen = self._seen if beside else None
+        seen = self._seen
         if (
             seen is not None
             and seen.memory.apart
