@@ -62,7 +62,7 @@ def activation_code(activation: Callable[[Tensor], Tensor]) -> int | None:
     if getattr(activation, "alpha", 1) != 1 or getattr(activation, "approximate", "none") != "none":
         return None
     name = next((name for f, name in FUNCTIONS if f is activation), MODULES.get(type(activation)))
-    return None if name is None else activation_codes()[name]
+    return None if name is None else activation_codes().get(name)
 
 
 def _supported(bound: BoundNetwork, params: int) -> bool:

@@ -191,19 +191,24 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     return lib
 
 
-@cache
 def map_codes() -> dict[tuple[str, int], int]:
     """The code of each elementwise map that the library has, by its name and count of numbers."""
     lib = library()
-    found = [] if lib is None else [word.split(":") for word in lib.jf_codes().decode().split()]
-    return {(name, int(count)): code for code, (name, count) in enumerate(found)}
+    return {} if lib is None else _codes(lib)[0]
 
 
-@cache
 def activation_codes() -> dict[str, int]:
     """The code of each activation that the library has, by its name."""
     lib = library()
-    return {} if lib is None else {name: i for i, name in enumerate(lib.jf_activations().decode().split())}
+    return {} if lib is None else _codes(lib)[1]
+
+
+@cache
+def _codes(lib: ctypes.CDLL) -> tuple[dict[tuple[str, int], int], dict[str, int]]:
+    maps = [word.split(":") for word in lib.jf_codes().decode().split()]
+    names = lib.jf_activations().decode().split()
+    by_map = {(name, int(count)): code for code, (name, count) in enumerate(maps)}
+    return by_map, {name: code for code, name in enumerate(names)}
 
 
 def usable(like: Tensor) -> ctypes.CDLL | None:
