@@ -18,8 +18,6 @@ from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Start
 from jacobiflow.core.description import description
 from jacobiflow.core.networks import BoundNetwork, MaskedNetwork, Stage
-from jacobiflow.core.rows import Rows, Verdict, Window
-from jacobiflow.core.types import Method
 from jacobiflow.kernels.c_accept import accept
 from jacobiflow.kernels.c_maps import CMap, c_map
 from jacobiflow.kernels.native import PANEL, Kept, activation_codes, library, pad, panels, threads
@@ -195,6 +193,8 @@ class CMaskedEngine:
     compacts: bool = True
     rows: int | None = None
 
+    accept = staticmethod(accept)
+
     def select(self, rows: Tensor) -> CMaskedEngine:
         return replace(self, terms={i: t if t.shape[1] == 1 else t[:, rows] for i, t in self.terms.items()})
 
@@ -227,19 +227,6 @@ class CMaskedEngine:
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return self.map.inverse(z, theta)
-
-    def accept(
-        self,
-        rows: Rows,
-        window: Window,
-        width: int,
-        new: Tensor,
-        log_slope: Tensor,
-        method: Method,
-        *,
-        cached: bool,
-    ) -> Verdict:
-        return accept(rows, window, width, new, log_slope, method, cached=cached)
 
     def solve(
         self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None

@@ -13,8 +13,6 @@ from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Start
 from jacobiflow.core.description import description
 from jacobiflow.core.networks import Linear, TransformerLayer, TransformerNetwork
-from jacobiflow.core.rows import Rows, Verdict, Window
-from jacobiflow.core.types import Method
 from jacobiflow.kernels.c_accept import accept
 from jacobiflow.kernels.c_maps import CMap, c_map
 from jacobiflow.kernels.native import PANEL, Kept, library, pad, panels, threads
@@ -146,6 +144,8 @@ class CTransformerEngine:
     def rows(self) -> int | None:
         return max(FEWEST_ROWS, CACHE_BYTES // (self.packed.row_bytes * len(self.scale)))
 
+    accept = staticmethod(accept)
+
     def select(self, rows: Tensor) -> CTransformerEngine:
         condition = None if self.condition is None else _pick(self.condition, rows)
         return replace(self, condition=condition, scale=_pick(self.scale, rows))
@@ -177,19 +177,6 @@ class CTransformerEngine:
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return self.map.inverse(z, theta)
-
-    def accept(
-        self,
-        rows: Rows,
-        window: Window,
-        width: int,
-        new: Tensor,
-        log_slope: Tensor,
-        method: Method,
-        *,
-        cached: bool,
-    ) -> Verdict:
-        return accept(rows, window, width, new, log_slope, method, cached=cached)
 
     def solve(
         self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None

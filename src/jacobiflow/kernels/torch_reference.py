@@ -8,8 +8,7 @@ from torch import Tensor
 
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Engine, Start, take
-from jacobiflow.core.rows import Rows, Verdict, Window, accept
-from jacobiflow.core.types import Method
+from jacobiflow.core.rows import accept
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,8 @@ class TorchEngine:
     name: str = "torch"
     rows: int | None = None
     compacts: bool = True
+
+    accept = staticmethod(accept)
 
     def select(self, rows: Tensor) -> TorchEngine:
         return replace(self, conditioner=self.conditioner.select(rows))
@@ -35,19 +36,6 @@ class TorchEngine:
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return self.bijector.inverse(z, theta)
-
-    def accept(
-        self,
-        rows: Rows,
-        window: Window,
-        width: int,
-        new: Tensor,
-        log_slope: Tensor,
-        method: Method,
-        *,
-        cached: bool,
-    ) -> Verdict:
-        return accept(rows, window, width, new, log_slope, method, cached=cached)
 
     def solve(
         self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None
