@@ -22,9 +22,10 @@ $(VENV)/dev: $(VENV)/core lab/pyproject.toml
 	@touch $@
 
 demo: $(VENV)/core
-	@$(BIN)/jacobiflow sample mnist -n 64 --labels 0-9 --seed 0 --plan sequential uniform selective auto \
-	  --time-at 1 --repeats 3 --out out
-	@echo "look at the pictures in out/, then try:"
+	@$(BIN)/jacobiflow bench mnist --batch 1 64 --labels 0-9 --seed 0 --plan uniform selective auto \
+	  --repeats 3 --out out
+	@$(BIN)/jacobiflow sample mnist -n 60 --labels 0-9 --seed 0 --plan auto --out out
+	@echo "look at out/bench.png and out/samples.png, then try:"
 	@echo "  $(BIN)/jacobiflow sample mnist -n 10 --labels 0-9 --guidance 1 --denoise --out out/guided"
 	@echo "  $(BIN)/jacobiflow sample mnist-maf -n 100 --out out/maf"
 	@echo "  $(BIN)/jacobiflow --help"

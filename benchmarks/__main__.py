@@ -4,7 +4,7 @@
 
 Each section writes its JSON; one that is not run keeps the JSON that it has. The Markdown, the plots and
 the tables of docs/performance.md are made anew from all of them; `--tables` does only that. `accelerate`,
-`ising`, `mnist_quality` and `bundle` are programs of their own, with options of their own:
+`ising`, `mnist_quality`, `bundle` and `kernels` are programs of their own, with options of their own:
     make bench ARGS="mnist_quality --data mnist.npz"
 """
 
@@ -36,7 +36,7 @@ SECTIONS = {
     "roads": Section("other roads, against our own decoding of the same block", roads.rows),
 }
 # Programs with options and records of their own: a module of this folder with `main()`.
-PROGRAMS = ("accelerate", "ising", "mnist_quality", "bundle")
+PROGRAMS = ("accelerate", "ising", "mnist_quality", "bundle", "kernels")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""plan="auto" against the best fixed plan at each batch size.
+"""plan="auto" against the best of the named plans, on every bundled model and batch size.
 
-A fixed plan competes if its largest deviation from sequential decoding, over the same samples as auto's, is
-within the bound. All are timed; the fastest that keep it then run in turn with auto, which was tuned afresh.
+A named plan competes if its largest deviation from sequential decoding, over the same samples as auto's, is
+within the bound. Plans run in turn.
 """
 
 from __future__ import annotations
@@ -14,23 +14,12 @@ from torch import Tensor
 
 import jacobiflow as jf
 from benchmarks.harness import Row
-from benchmarks.tarflow import empty_cache
+from jacobiflow.flows.checkpoint import bundled_names
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BATCHES = (1, 4, 16, 64)
 ROWS = 64  # samples, at least, that deviations are measured on
-FINALISTS = 3
-
-
-def fixed_plans(flow: jf.Flow, bound: float) -> dict[str, jf.Plan]:
-    """Sequential, uniform, selective, and windows in all blocks but the first."""
-    rest = len(flow.blocks) - 1
-    plans = {"sequential": flow.plan("sequential")}
-    for tol in (float(f"{share * bound:.3g}") for share in (10, 3, 1, 0.3)):
-        plans |= {f"{name} {tol:g}": flow.plan(name, tol=tol) for name in ("uniform", "selective")}
-        for width in (8, 16):
-            method = jf.Method(width=width, tol=tol)
-            plans[f"windows {width} {tol:g}"] = jf.Plan((jf.Method(width=1), *(method,) * rest))
-    return plans
+SECONDS = 20.0  # a plan that takes longer runs once
+NAMED = ("sequential", "uniform", "selective")
 
 
 class Samples:
@@ -38,11 +27,12 @@ class Samples:
 
     def __init__(self, flow: jf.Flow, batch: int) -> None:
         self.flow, self.batch, self.n = flow, batch, max(batch, ROWS)
-        self.z, self.labels = flow.noise(self.n, seed=0), torch.arange(self.n) % 10
+        self.z, self.labels = flow.noise(self.n, seed=0), flow.every_label(self.n)
         self.exact = self.decode(flow.plan("sequential"), slice(0, self.n))
 
     def decode(self, plan: jf.Plan, rows: slice) -> Tensor:
-        return self.flow.decode(self.z[rows], plan, labels=self.labels[rows]).x
+        labels = None if self.labels is None else self.labels[rows]
+        return self.flow.decode(self.z[rows], plan, labels=labels).x
 
     def seconds(self, plan: jf.Plan, turn: int) -> float:
         begin = turn * self.batch % (self.n - self.batch + 1)
@@ -51,48 +41,46 @@ class Samples:
         return time.perf_counter() - began
 
     def deviation(self, plan: jf.Plan) -> float:
-        return float((self.decode(plan, slice(0, self.n)) - self.exact).abs().max())
+        """The largest deviation, in the unit of the flow's bound."""
+        off = (self.decode(plan, slice(0, self.n)) - self.exact).abs()
+        if self.flow.default_unit == "relative":
+            off = off / self.exact.std(0)
+        return float(off.max())
 
 
-def row(flow: jf.Flow, batch: int, repeats: int) -> Row:
+def row(name: str, flow: jf.Flow, batch: int, repeats: int) -> Row:
     bound, samples = flow.default_deviation, Samples(flow, batch)
-    began = time.perf_counter()
-    with empty_cache():
-        auto = flow.plan("auto", n=batch, labels=samples.labels[:batch])
-    tuning = time.perf_counter() - began
-    fixed = {name: p for name, p in fixed_plans(flow, bound).items() if p != auto}
-    first = {name: min(samples.seconds(p, 0) for _ in range(2)) for name, p in fixed.items()}
-    off: dict[str, float] = {}
-    for name in sorted(fixed, key=lambda name: first[name]):
-        found = samples.deviation(fixed[name])
-        if found <= bound:
-            off[name] = found
-        if len(off) == FINALISTS:
-            break
-    racers = {"auto": auto, **{name: fixed[name] for name in off}}
-    times: dict[str, list[float]] = {name: [] for name in racers}
-    for turn in range(repeats):
-        for name, plan in racers.items():
-            times[name].append(samples.seconds(plan, turn))
-    ratios = {n: statistics.median(t / a for t, a in zip(times[n], times["auto"], strict=True)) for n in off}
-    best = min(ratios, key=lambda name: ratios[name])
+    auto = flow.plan("auto", n=batch)
+    named = {plan: flow.plan(plan) for plan in NAMED}
+    off = {plan: samples.deviation(methods) for plan, methods in named.items()}
+    racers = {"auto": auto, **{plan: named[plan] for plan in NAMED if off[plan] <= bound}}
+    times: dict[str, list[float]] = {plan: [samples.seconds(racers[plan], 0)] for plan in racers}
+    for turn in range(1, repeats if max(times["auto"]) < SECONDS else 1):
+        for plan, methods in racers.items():
+            times[plan].append(samples.seconds(methods, turn))
+    seconds = {plan: statistics.median(times[plan]) for plan in racers}
+    best = min((plan for plan in racers if plan != "auto"), key=lambda plan: seconds[plan])
+    ratio = statistics.median(b / a for a, b in zip(times["auto"], times[best], strict=True))
     return {
+        "model": name,
         "batch": batch,
-        "auto_seconds": statistics.median(times["auto"]),
+        "auto_seconds": seconds["auto"],
         "deviation": samples.deviation(auto),
-        "best_fixed": best,
-        "best_fixed_seconds": statistics.median(times[best]),
-        "best_fixed_deviation": off[best],
-        "auto_ratio": ratios[best],
-        "tuning_seconds": tuning,
+        "best_named": best,
+        "best_named_seconds": seconds[best],
+        "best_named_deviation": off[best],
+        "auto_ratio": ratio,
         "plan": ", ".join("1" if m.width == 1 else f"{m.width or 'whole'} at {m.tol:g}" for m in auto),
     }
 
 
 def rows(repeats: int) -> list[Row]:
-    """The bundled `mnist`; a plan that is auto's does not race against itself."""
-    flow, found = jf.load("mnist"), []
-    for batch in BATCHES:
-        found.append(row(flow, batch, repeats))
-        print("   ", found[-1], flush=True)
+    """Every bundled model."""
+    found = []
+    for name in bundled_names():
+        flow = jf.load(name)
+        with torch.no_grad():
+            for batch in BATCHES:
+                found.append(row(name, flow, batch, repeats))
+                print("   ", found[-1], flush=True)
     return found

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import jacobiflow as jf
-from jacobiflow.core.hardware import machine
+from jacobiflow.core.hardware import processor_name
 from jacobiflow.flows.masked_mlp import MaskedMLP
 
 ROOT = Path(__file__).parent.parent
@@ -157,7 +157,7 @@ def _commit() -> str:
 
 
 def _processor() -> str:
-    name = machine(torch.device("cpu"))
+    name = processor_name(torch.device("cpu"))
     return f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
 
 

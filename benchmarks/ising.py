@@ -1,13 +1,13 @@
 """Sampling `ising-16` by sweeps and one site at a time, and its physics: `python -m benchmarks.ising [PART]`.
 
-sampling: seconds and agreement on the same noise. "full passes" is sequential decoding as libraries without
-    a cache do it, one pass over all sites for each site. All but selective sweeps are timed on fewer samples,
+sampling: seconds and agreement on the same noise. "full passes" is sequential decoding as in libraries
+    without a cache: one pass over all sites per site. All but selective sweeps are timed on fewer samples,
     and the seconds for all are in proportion.
-physics: what `jacobiflow evaluate ising-16 --json` reports.
-maf: the same of the paper's 8-block affine MAF (needs --maf, the folder of `jacobiflow train ising-maf`).
+physics: the report of `jacobiflow evaluate ising-16 --json`.
+maf: the same for the paper's 8-block affine MAF (needs --maf, the folder of `jacobiflow train ising-maf`).
 
-Figures are written into --out, where parts that are not measured stay as they are; `--card` writes the
-bundled model's card from them.
+Figures are written into --out, which keeps the parts that are not measured. `--card` writes the card of the
+bundled model from them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import jacobiflow as jf
-from jacobiflow_lab.metrics.ising import evaluate
+from jacobiflow_lab.lattice.evaluation import evaluate
 from jacobiflow_lab.paper.maf import full_passes
 
 PARTS = ("sampling", "physics", "maf")
@@ -31,7 +31,7 @@ CARD = Path("models/src/jacobiflow_models/ising-16/README.md")
 
 
 def seconds(run: Callable[[Tensor], object], flow: jf.Flow, n: int, batch: int) -> float:
-    """Of drawing n samples, `batch` at a time; the noise is drawn before."""
+    """Seconds of decoding n samples, `batch` at a time, from noise that is drawn before."""
     z = flow.noise(min(n, batch), seed=1)
     run(z[:8])  # warm up
     total = 0.0
@@ -115,10 +115,12 @@ import jacobiflow as jf
 flow = jf.load("ising-16")
 ```
 
+Its family, `lattice`, is part of jacobiflow-lab: `pip install jacobiflow-lab`.
+
 ## Recipe
-`jacobiflow train ising`: no data, only the density. The flow knows the normal part of the fields (a fixed
-linear map), its network sees three sites in each direction and is the same around every site, and sites come
-in 16 classes that do not see each other, so that a block samples in 16 steps.
+`jacobiflow train ising` uses the density and no data. A fixed linear map is the normal part of the fields.
+The network sees three sites in each direction and is the same around every site. Sites come in 16 classes
+that do not see each other, so that a block samples in 16 steps.
 
 {_physics_lines(doc)}
 {_sampling_lines(doc["sampling"]) if "sampling" in doc else ""}"""

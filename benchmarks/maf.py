@@ -11,7 +11,6 @@ from torch import Tensor
 import jacobiflow as jf
 from benchmarks.harness import Row, floor, matmul_speed, median, one_sweep, race
 from benchmarks.peers import NflowsMAF
-from benchmarks.tarflow import empty_cache
 
 
 def nflows_rows(repeats: int, n: int) -> list[Row]:
@@ -19,8 +18,7 @@ def nflows_rows(repeats: int, n: int) -> list[Row]:
     flow = jf.load("mnist-maf")
     assert isinstance(flow, jf.MAF)
     peer, z = NflowsMAF(flow), flow.noise(n, seed=0)
-    with empty_cache():
-        auto = flow.plan("auto", n=n)
+    auto = flow.plan("auto", n=n)
     exact = flow.decode(z, "sequential").x
     runs = {
         "nflows": lambda: peer.inverse(z),

@@ -12,7 +12,7 @@ import torch
 
 import jacobiflow as jf
 from benchmarks.harness import Row, floor
-from jacobiflow.kernels import native
+from jacobiflow.kernels import build
 
 FUNCTIONS = {
     "jf_params": "network",
@@ -26,7 +26,7 @@ FUNCTIONS = {
 @contextmanager
 def timed() -> Iterator[Counter[str]]:
     """Seconds spent in the compiled functions."""
-    lib, spent = native.library(), Counter[str]()
+    lib, spent = build.library(), Counter[str]()
     assert lib is not None
 
     def wrap(name: str, function: Any) -> Callable[..., Any]:

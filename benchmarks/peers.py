@@ -42,7 +42,7 @@ class NflowsMAF(nn.Module):
 
     @torch.inference_mode()
     def inverse(self, z: Tensor) -> Tensor:
-        """Samples for noise z [N, D], by D full passes a block."""
+        """Samples for noise z [N, D], by D full passes per block."""
         x = z
         for transform, order in zip(reversed(self.transforms), reversed(self.orders), strict=True):
             x = x if order is None else x[:, order]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,27 +12,12 @@ from benchmarks.harness import Row, floor, one_sweep, race
 from jacobiflow.flows.plain_loop import plain_tarflow
 
 
-@contextmanager
-def empty_cache() -> Iterator[None]:
-    """plan="auto" tunes afresh."""
-    before = os.environ.get("JACOBIFLOW_CACHE")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["JACOBIFLOW_CACHE"] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop("JACOBIFLOW_CACHE")
-            if before is not None:
-                os.environ["JACOBIFLOW_CACHE"] = before
-
-
 def race_at(flow: jf.Flow, n: int, repeats: int, *, tuned: bool) -> list[Row]:
     """The plain loop and our plans at one batch size."""
     z, labels = flow.noise(n, seed=0), torch.arange(n) % 10
     plans: dict[str, str | jf.Plan] = {"sequential": "sequential", "selective, tol 0.5": "selective"}
     if tuned:
-        with empty_cache():
-            plans["auto"] = flow.plan("auto", n=n, labels=labels)
+        plans["auto"] = flow.plan("auto", n=n)
     exact = flow.decode(z, "sequential", labels=labels).x
     runs: dict[str, Callable[[], Tensor]] = {"plain loop": lambda: plain_tarflow(flow, z, labels)}
     for name, plan in plans.items():
@@ -46,7 +28,7 @@ def race_at(flow: jf.Flow, n: int, repeats: int, *, tuned: bool) -> list[Row]:
 
 
 def table(repeats: int) -> list[Row]:
-    """The batches of the goals, auto tuned afresh."""
+    """The batches of the goals."""
     flow = jf.load("mnist")
     return [row for n in (1, 16, 64) for row in race_at(flow, n, repeats, tuned=True)]
 

@@ -1,4 +1,4 @@
-"""Make sampling of an sbi posterior fast, with one line, and see that it is the same posterior.
+"""Accelerate an sbi posterior with one line, and check that its samples stay the same.
 
 python examples/accelerate_sbi.py
 """
@@ -20,7 +20,7 @@ posterior = trainer.build_posterior(trainer.train(stop_after_epochs=2))
 
 
 def draw() -> tuple[torch.Tensor, float]:
-    """The same draws each time, and how long they took."""
+    """Draw the same samples each time; also return the seconds."""
     torch.manual_seed(1)
     began = time.perf_counter()
     x = posterior.sample((2000,), x=torch.zeros(size), show_progress_bars=False)

@@ -1,8 +1,8 @@
-"""Turn a checkpoint of the public TarFlow code into a folder, load it again, and sample it.
+"""Convert a checkpoint of the public TarFlow code, load the result, and sample it.
 
 python examples/convert_tarflow.py mnist_model_4_128_4_4_0.1.pth 1
 
-The first word is the file, the second how many colour channels its images have (3 unless you say so).
+The arguments are the file and the number of colour channels of its images (default: 3).
 """
 
 import sys
@@ -15,7 +15,7 @@ import jacobiflow as jf
 if len(sys.argv) not in (2, 3):
     raise SystemExit(__doc__)
 path, channels = Path(sys.argv[1]), int([*sys.argv, "3"][2])
-flow = jf.import_tarflow(path, image_channels=channels)  # noise_std=, if the name does not tell
+flow = jf.import_tarflow(path, image_channels=channels)  # pass noise_std= if the name lacks it
 print(flow.config)
 flow.save("converted")
 again = jf.load("converted")

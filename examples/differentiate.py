@@ -1,6 +1,6 @@
-"""Gradients through samples: search the noise for a digit that is as dark as possible, and still likely.
+"""Gradients through samples: find noise whose digit is as dark as possible and still likely.
 
-The gradient is that of the fixed point, by the implicit function theorem: no sweep is kept in memory.
+Gradients use the implicit function theorem, so no sweep is kept in memory.
 
     python examples/differentiate.py
 """

@@ -1,4 +1,4 @@
-"""Find the fastest plan of the bundled model on this machine, keep it in a file, and use it.
+"""Find the fastest plan of the bundled model on this machine, save it, and use it.
 
 python examples/tune.py
 """

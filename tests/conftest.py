@@ -31,8 +31,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 def when(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Weights are read before the work, beside it, or without the compiled functions."""
     if request.param == "torch":
-        monkeypatch.setattr("jacobiflow.kernels.native.library", lambda: None)
+        monkeypatch.setattr("jacobiflow.kernels.build.library", lambda: None)
     if request.param == "beside":
         monkeypatch.setattr("jacobiflow.kernels.checksum.SMALL", 0)
-        monkeypatch.setattr("jacobiflow.kernels.native.threads", lambda: 2)
+        monkeypatch.setattr("jacobiflow.kernels.checksum.thread_count", lambda: 2)
     return request.param

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from jacobiflow.adapters.made import SoftplusSpline
-from jacobiflow.adapters.pyro import ClampedAffine, StableAffine
-from jacobiflow.adapters.zuko import SoftclipAffine, SoftclipSpline
+from jacobiflow.adapters.maps import (
+    ClampedAffine,
+    SoftclipAffine,
+    SoftclipSpline,
+    SoftplusSpline,
+    StableAffine,
+)
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Shift, Spline
 
 MAPS: dict[str, Bijector] = {

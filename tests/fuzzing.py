@@ -31,7 +31,8 @@ from PIL import Image
 import jacobiflow as jf
 from adapters.test_tarflow_checkpoint import Shape, public
 from jacobiflow.data.sources import DataConfig, load_images
-from jacobiflow.jobs.manifest import Job, Settings
+from jacobiflow.jobs.manifest import Job
+from jacobiflow.jobs.sampling import Settings
 from jacobiflow.training.recipe import Recipe, recipe_names
 from jacobiflow.training.state import load_state, save_state
 from subjects import maf, tarflow

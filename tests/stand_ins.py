@@ -1,4 +1,4 @@
-"""Small stand-ins for what metrics look with: a network of features, a CLIP."""
+"""Small stand-ins for metrics: a feature network, a flow of images, a CLIP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+import jacobiflow as jf
+from subjects import tarflow
 
 
 class Tiny:
@@ -21,6 +24,12 @@ class Tiny:
         self.seen += len(pixels)
         grey = pixels.float().mean(1, keepdim=True) / 255
         return torch.nn.functional.adaptive_avg_pool2d(grey, (3, 4)).flatten(1)
+
+
+def image_flow() -> jf.Flow:
+    """A perturbed class-conditional flow of grey 16 x 16 images, with noise of training to remove."""
+    small = {"width": 16, "head_dim": 8, "blocks": 2, "layers_per_block": 1}
+    return tarflow(0.1, image_size=16, patch_size=4, num_classes=3, **small)
 
 
 def make_clip(folder: Path) -> None:

@@ -18,6 +18,7 @@ import jacobiflow as jf
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Start, take
 from jacobiflow.kernels.backend import bind
+from jacobiflow_lab.lattice.lattice_flow import LatticeConfig, LatticeFlow
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def perturb(flow: jf.Flow, scale: float, seed: int = 0) -> jf.Flow:
             p += std * torch.randn(p.shape, generator=draw)
         if isinstance(flow, jf.TarFlow) and flow.config.volume_preserving:
             flow.var += torch.rand(flow.var.shape, generator=draw)
-        if isinstance(flow, jf.MAF) and flow.linear is not None:
+        if isinstance(flow, LatticeFlow) and flow.linear is not None:
             flow.linear += 0.5 / len(flow.linear) ** 0.5 * torch.randn(flow.linear.shape, generator=draw)
     return flow
 
@@ -141,10 +142,17 @@ def tarflow(by: float, seed: int = 0, **options: Any) -> jf.Flow:
     return perturb(jf.TarFlow(jf.TarFlowConfig(**(shape | options))), by, seed)
 
 
+MAF_SHAPE: dict[str, Any] = {"features": 19, "blocks": 3, "hidden": (48, 40)}
+
+
 def maf(by: float, seed: int = 0, **options: Any) -> jf.Flow:
-    shape: dict[str, Any] = {"features": 19, "blocks": 3, "hidden": (48, 40)}
     torch.manual_seed(seed)
-    return perturb(jf.MAF(jf.MAFConfig(**(shape | options))), by, seed)
+    return perturb(jf.MAF(jf.MAFConfig(**(MAF_SHAPE | options))), by, seed)
+
+
+def lattice(by: float, seed: int = 0, **options: Any) -> jf.Flow:
+    torch.manual_seed(seed)
+    return perturb(LatticeFlow(LatticeConfig(**(MAF_SHAPE | options))), by, seed)
 
 
 def overflowing(features: int = 4) -> jf.Flow:
@@ -182,12 +190,12 @@ MAKERS = {
     "maf-permuted": lambda: Subject(maf(1.1, order="random")),
     "maf-residual": lambda: Subject(maf(0.5, hidden=(32, 32, 32), residual=True)),
     "maf-deep": lambda: Subject(maf(1.3, hidden=(40, 24, 56), activation="tanh")),
-    "maf-linear": lambda: Subject(maf(1.1, linear=True)),
+    "maf-linear": lambda: Subject(lattice(1.1, linear=True)),
     "maf-lattice": lambda: Subject(
-        maf(1.5, features=25, reach=2, hidden=(24, 16), order="random", activation="tanh")
+        lattice(1.5, features=25, reach=2, hidden=(24, 16), order="random", activation="tanh")
     ),
     "nsf-lattice": lambda: Subject(
-        maf(0.7, features=25, reach=2, hidden=(24,), transform="spline", linear=True, activation="silu")
+        lattice(0.7, features=25, reach=2, hidden=(24,), transform="spline", linear=True, activation="silu")
     ),
     "nsf": lambda: Subject(maf(0.9, transform="spline")),
     "nsf-context": lambda: Subject(

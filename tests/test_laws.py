@@ -128,7 +128,7 @@ def test_a_sample_is_its_own(
     """Alone, in a batch of 17, and elsewhere in it."""
     own = subject(request.node.callspec.params["one"], dtype)
     z = own.flow.noise(17, seed=7)
-    how = plan(own, width=width, tol=tol)
+    how = plan(own, width=width, tol=tol, init="previous")
     batch = own.decode(z, how, **own.condition(17))
     turned = {k: v.flip(0) for k, v in own.condition(17).items()}
     elsewhere = own.decode(z.flip(0), how, **turned)

@@ -67,7 +67,8 @@ class Zygote:
 def serve() -> None:
     import torch.distributed
 
-    import jacobiflow.cli.job  # noqa: F401
+    import jacobiflow.cli.sample
+    import jacobiflow.jobs.runner  # noqa: F401
 
     torch.set_num_threads(1)
     for line in sys.stdin:

@@ -1,6 +1,6 @@
 """The picture of README: `make demo`, then `python docs/tools/demo.py`, writes docs/images/demo.png.
 
-It stands the grids that `make demo` left in out/ side by side, with sweeps and deviations of its report.
+It draws the samples of bench.json in out/ again, with their sweeps and deviations.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
-from matplotlib.figure import Figure
-from PIL import Image
+import torch
+
+import jacobiflow as jf
+from jacobiflow.data.pictures import save_strip
 
 ROOT = Path(__file__).parents[2]
+SHOWN = 20  # images per row
 PLANS = ("sequential", "selective", "uniform")
 
 
 def main(source: Path = ROOT / "out", folder: Path = ROOT / "docs" / "images") -> None:
-    """The picture."""
-    report = json.loads((source / "report.json").read_text(encoding="utf-8"))
-    rows = {r["plan"]: r for r in report["rows"] if r["batch"] == report["n"]}
-    figure = Figure(figsize=(11, 3.15), layout="constrained")
-    for ax, plan in zip(figure.subplots(1, len(PLANS)), PLANS, strict=True):
-        row = rows[plan]
-        with Image.open(source / f"{plan}.png") as grid:
-            ax.imshow(np.asarray(grid.convert("L")), cmap="gray")
-        ax.set_axis_off()
-        sweeps = " ".join(f"{mean:.0f}" for mean in row["sweeps"])
-        far = "exact" if plan == "sequential" else f"largest deviation {row['largest']:.2g}"
-        ax.set_title(f"{plan}: {far}\n{sweeps} sweeps in its blocks", fontsize=10)
-    figure.savefig(folder / "demo.png", dpi=110)
+    """Write the picture."""
+    report = json.loads((source / "bench.json").read_text(encoding="utf-8"))
+    rows = {row["plan"]: row for row in report["rows"]}  # of the largest batch, which is the last
+    flow, labels = jf.load(report["model"]), torch.arange(SHOWN) % 10
+    strips = []
+    for plan in PLANS:
+        x = flow.sample(SHOWN, labels=labels, seed=report["seed"], plan=plan).x
+        deviation = "exact" if plan == "sequential" else f"largest deviation {rows[plan]['largest']:.2g}"
+        sweeps = ", ".join(f"{mean:.0f}" for mean in rows[plan]["sweeps"])
+        strips.append((f"{plan}: {deviation}; sweeps per block {sweeps}", x))
+    save_strip(strips, folder / "demo.png", shown=SHOWN)
 
 
 if __name__ == "__main__":

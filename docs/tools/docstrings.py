@@ -1,6 +1,7 @@
-"""Our docstrings as Markdown, for the API page.
+"""Converts our docstrings to Markdown for the API page.
 
-Lines of the kind `name: what it is` become a list, doctests become code, comments behind fields their text.
+Lines of the form `name: what it is` become a list, doctests become code blocks, and a comment after a field
+becomes its description.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class Docstrings(griffe.Extension):
     """Rewrites every docstring before it is shown."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """An object was read; a comment behind a field says what the field is."""
+        """Convert the docstring of an object; a field without one takes the comment on its line."""
         if obj.is_attribute and obj.docstring is None and len(obj.lines) == 1 and "#" in obj.lines[0]:
             obj.docstring = griffe.Docstring(obj.lines[0].partition("#")[2].strip(), parent=obj)
         if obj.docstring is not None:
@@ -25,7 +26,7 @@ class Docstrings(griffe.Extension):
 
 
 def markdown(text: str) -> str:
-    """The docstring, with its lists and examples marked up."""
+    """The docstring with its lists and examples as Markdown."""
     out: list[str] = []
     inside = False  # a doctest
     for line in text.splitlines():

@@ -1,8 +1,8 @@
 """Frames of a real solve: `python docs/tools/frames.py` writes docs/images/frames-*.png.
 
-One digit of the bundled model `mnist`. In the block next to the data and in the block next to the noise,
-whole sequences are swept from zeros, and beside that solved one position at a time; both are shown after the
-same number of passes through the conditioner. Everything before the block is exact.
+They show one digit of the bundled model `mnist`, in the block next to the data and in the block next to the
+noise. Each strip compares whole-sequence sweeps from zeros with sequential decoding after the same number of
+passes through the conditioner. All blocks before it are exact.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IMAGES = Path(__file__).parents[1] / "images"
 
 
 def main(folder: Path = IMAGES) -> None:
-    """Both strips."""
+    """Write both strips."""
     flow = jf.load("mnist")
     for name, swept in (("noise", 0), ("data", len(flow.blocks) - 1)):
         methods = [jf.Method(width=1, init="zeros")] * len(flow.blocks)
@@ -72,14 +72,12 @@ def draw(flow: jf.Flow, sweeps: list[Tensor], steps: list[Tensor], path: Path, t
         column[0].imshow(picture(sweeps[step]), **grey)
         heat = column[1].imshow(picture(off.clamp(min=1e-6)).log10(), cmap="magma", vmin=-5, vmax=0)
         column[1].set_xlabel(f"{off.max():.1g}", fontsize=8)
-    for ax, text in zip(
-        axes[:, 0], ("sweeps", "their distance\nfrom exact", "one position\na pass"), strict=True
-    ):
+    for ax, text in zip(axes[:, 0], ("sweeps", "deviation\nfrom exact", "sequential\ndecoding"), strict=True):
         ax.set_ylabel(text, fontsize=9)
     bar = figure.colorbar(heat, ax=axes[1, :], shrink=0.9, pad=0.01, ticks=[-4, -2, 0])
     bar.ax.set_yticklabels(["0.0001", "0.01", "1"], fontsize=8)
     end = f"sweeps end after {len(sweeps) - 1}"
-    figure.suptitle(f"{title}: after so many passes through the conditioner ({end})", fontsize=11)
+    figure.suptitle(f"{title}: by number of passes through the conditioner ({end})", fontsize=11)
     figure.savefig(path, dpi=110)
 
 

@@ -1,7 +1,7 @@
 """The import graph: `python docs/tools/graph.py` writes docs/images/imports.svg from the real imports.
 
-A box is a layer with its modules; an arrow is drawn from a layer to each layer that its modules import from,
-wider the more imports there are. Arrows go down only: import-linter sees to that.
+A box is a layer with its modules. An arrow leads from a layer to each layer that its modules import from; its
+width grows with the number of imports. Arrows only point down: import-linter checks that.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 RULES = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-LAYERS = [name.strip("()") for name in RULES["contracts"][0]["layers"]]  # as import-linter has them
+LAYERS = [name.strip("()") for name in RULES["contracts"][0]["layers"]]  # from the top
 
 
 def read() -> tuple[dict[str, list[str]], Counter[tuple[str, str]]]:
-    """The modules of each layer, and how many imports go from one to another."""
+    """The modules of each layer, and the number of imports between layers."""
     graph = grimp.build_graph("jacobiflow", cache_dir=None)
     modules: dict[str, list[str]] = {}
     arrows: Counter[tuple[str, str]] = Counter()
@@ -42,8 +42,8 @@ def read() -> tuple[dict[str, list[str]], Counter[tuple[str, str]]]:
 
 
 def main(folder: Path = IMAGES) -> None:
-    """The picture."""
-    matplotlib.rcParams["svg.hashsalt"] = "jacobiflow"  # the same graph is the same file
+    """Write the picture."""
+    matplotlib.rcParams["svg.hashsalt"] = "jacobiflow"  # the same graph gives the same file
     modules, arrows = read()
     layers = [name for name in LAYERS if name in modules]
     figure = Figure(figsize=(11, 0.86 * len(layers) + 0.3))

@@ -27,7 +27,7 @@ from jacobiflow.flows.flow import Flow, NonfiniteError
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
-from jacobiflow.flows.tuning import tune
+from jacobiflow.flows.tune import tune
 
 __version__ = "0.2.0"
 

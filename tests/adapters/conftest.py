@@ -10,8 +10,8 @@ from jacobiflow.adapters import inverter
 
 
 @pytest.fixture
-def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the decoder returned, call by call; sweeps even where they do not pay."""
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the decoder returned, call by call."""
     calls: list[Any] = []
     decode = inverter.decode
 
@@ -20,5 +20,11 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return calls[-1]
 
     monkeypatch.setattr(inverter, "decode", kept)
-    monkeypatch.setattr(inverter, "min_rows", lambda spec, one_call: 1)
     return calls
+
+
+@pytest.fixture
+def sweeps(decoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """As `decoded`; the decoder also runs where it does not pay."""
+    monkeypatch.setattr(inverter, "min_rows", lambda spec, one_call: 1)
+    return decoded

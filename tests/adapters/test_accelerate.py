@@ -11,27 +11,12 @@ from torch import Tensor, nn
 
 import jacobiflow as jf
 from adapters.foreign_flows import CASES, Case, context_rows
-from jacobiflow.adapters import inverter
 
 TABLE = [
     (name, context) for name, case in CASES.items() for context in (0, 3) if case.conditional or not context
 ]
 DTYPES = {torch.float32: 1e-5, torch.float64: 1e-10}
-
-
-@pytest.fixture(autouse=True)
-def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sweeps even where they do not pay; how many rows each call of the decoder had."""
-    calls: list[int] = []
-    decode = inverter.decode
-
-    def counted(block: Any, z: Tensor, *args: Any, **options: Any) -> Any:
-        calls.append(len(z))
-        return decode(block, z, *args, **options)
-
-    monkeypatch.setattr(inverter, "decode", counted)
-    monkeypatch.setattr(inverter, "min_rows", lambda spec, one_call: 1)
-    return calls
+pytestmark = pytest.mark.usefixtures("sweeps")
 
 
 def close(a: Tensor, b: Tensor, tol: float | Tensor) -> bool:
@@ -73,7 +58,7 @@ def own_error(case: Case, model: nn.Module, z: Tensor, c: Tensor | None) -> Tens
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("name", "context"), TABLE)
-def test_values_and_log_determinants(name: str, context: int, dtype: torch.dtype, sweeps: list[int]) -> None:
+def test_values_and_log_determinants(name: str, context: int, dtype: torch.dtype, sweeps: list[Any]) -> None:
     case = CASES[name]
     model = case.model(context, dtype)
     for n in (9, 1):

@@ -14,7 +14,6 @@ from sbi.neural_nets import posterior_nn
 from torch import Tensor
 
 import jacobiflow as jf
-from jacobiflow.adapters import inverter
 
 D = 5
 PRIOR = torch.distributions.MultivariateNormal(torch.zeros(D), 4 * torch.eye(D))
@@ -27,18 +26,7 @@ MODELS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    calls: list[int] = []
-    decode = inverter.decode
-
-    def counted(block: Any, z: Tensor, *args: Any, **options: Any) -> Any:
-        calls.append(len(z))
-        return decode(block, z, *args, **options)
-
-    monkeypatch.setattr(inverter, "decode", counted)
-    monkeypatch.setattr(inverter, "min_rows", lambda spec, one_call: 1)
-    return calls
+pytestmark = pytest.mark.usefixtures("sweeps")
 
 
 def posterior(model: str) -> DirectPosterior:
@@ -56,12 +44,12 @@ def draw(one: Any, *shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_posteriors(model: str, sweeps: list[int]) -> None:
+def test_posteriors(model: str, sweeps: list[Any]) -> None:
     one = posterior(model)
     exact = draw(one, 3, 4)
     assert jf.accelerate(one) is one
     found = draw(one, 3, 4)
-    assert sweeps == [12, 12]
+    assert [len(out.x) for out in sweeps] == [12, 12]
     assert found.shape == exact.shape
     assert (found - exact).abs().max() < MODELS[model] * max(1, exact.abs().max())
     for twin in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
@@ -73,13 +61,13 @@ def test_posteriors(model: str, sweeps: list[int]) -> None:
     assert len(sweeps) == 8
 
 
-def test_ensembles(sweeps: list[int]) -> None:
+def test_ensembles(sweeps: list[Any]) -> None:
     both = EnsemblePosterior([posterior("maf"), posterior("zuko_nsf")])
     jf.accelerate(both)
     both.set_default_x(torch.zeros(1, D))
     both.sample((8,), show_progress_bars=False)
     assert len(sweeps) >= 4
-    assert set(sweeps) != {0}
+    assert any(len(out.x) for out in sweeps)
 
 
 @pytest.mark.parametrize("model", ["nsf", "mdn", "made"])
@@ -100,7 +88,7 @@ class Gaussian(BasePotential):
             return self.target.log_prob(theta)
 
 
-def test_variational_posteriors_train_through_accelerated_samples(sweeps: list[int]) -> None:
+def test_variational_posteriors_train_through_accelerated_samples(sweeps: list[Any]) -> None:
     torch.manual_seed(0)
     one = VIPosterior(Gaussian(), PRIOR, q="maf", num_transforms=2, hidden_features=16)
     jf.accelerate(one)

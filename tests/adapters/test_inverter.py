@@ -33,8 +33,8 @@ def bound(name: str, context: Tensor | None) -> Block:
     """The block of the first transform in a model."""
     model: Any = CASES[name].model(CONTEXT, torch.float64)
     patch = next(p for item in accelerate._walk(model) for p in accelerate._patches(item, 0.0))
-    inverter = TransformInverter(patch.describe())
-    assert inverter.pack(State(patch.parts()), patch.describe())
+    inverter = TransformInverter(patch.spec())
+    assert inverter.pack(State(patch.parts()), patch.spec())
     return inverter.bind(context)
 
 

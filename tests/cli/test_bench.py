@@ -56,14 +56,65 @@ def test_labels_tolerance_and_first_guess_reach_the_flow(run: Any) -> None:
     assert "medians of 1 alternating runs on " in ran.out
 
 
+def test_guidance_reaches_every_plan(run: Any) -> None:
+    words = "bench model --batch 3 --labels 0-2 --plan uniform --repeats 1 --guidance 2 --annealed"
+    assert run(*words.split()).status == 0
+    doc = json.loads(Path("bench/bench.json").read_text())
+    assert (doc["guidance"], doc["annealed"]) == (2.0, True)
+    flow, labels = jf.load("model"), torch.tensor([0, 1, 2])
+    options: dict[str, Any] = {"labels": labels, "guidance": jf.Guidance(weight=2.0, annealed=True)}
+    exact, swept = (flow.decode(flow.noise(3, seed=0), row["plan"], **options) for row in doc["rows"])
+    assert doc["rows"][1]["largest"] == pytest.approx((swept.x - exact.x).abs().max().item())
+
+
+def test_the_table_says_what_the_report_says(run: Any) -> None:
+    ran = run(
+        *[
+            "bench",
+            "model",
+            "--batch",
+            "1",
+            "3",
+            "--labels",
+            "0-2",
+            "--plan",
+            "uniform",
+            "selective",
+            "--repeats",
+            "2",
+        ]
+    )
+    assert ran.status == 0
+    table, _, rest = ran.out.partition("\n\n")
+    head, rule, *body = table.splitlines()
+    assert max(map(len, table.splitlines())) <= 100
+    names = "plan batch seconds speed-up sweeps per block largest dev. mean dev. backend status"
+    assert " ".join(head.split()) == names
+    assert set(rule) == {"-", " "}
+    doc = json.loads(Path("bench/bench.json").read_text())
+    assert len(body) == len(doc["rows"]) == 6
+    for line, row in zip(body, doc["rows"], strict=True):
+        plan, batch, seconds, speedup, *sweeps, largest, mean, backend, status = line.split()
+        assert (plan, int(batch), status) == (row["plan"], row["batch"], row["status"].lower())
+        assert backend == row["backend"]
+        assert float(seconds) == pytest.approx(row["seconds"], abs=6e-4)
+        assert float(speedup.removesuffix("x")) == pytest.approx(row["speedup"], abs=6e-3)
+        assert [float(s) for s in sweeps] == pytest.approx(row["sweeps"], abs=0.06)
+        assert float(largest) == pytest.approx(row["largest"], rel=0.06)
+        assert float(mean) == pytest.approx(row["mean"], rel=0.06)
+    assert rest.endswith("written to bench: bench.json, bench.png\n")
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("model --batch 0", "--batch and --repeats must be 1 or more"),
-        ("model --batch", "--batch and --repeats must be 1 or more"),
-        ("model --repeats 0", "--batch and --repeats must be 1 or more"),
+        ("model --batch 0", "--batch must be 1 or more, not 0"),
+        ("model --batch", "--batch must be 1 or more"),
+        ("model --repeats 0", "--repeats must be 1 or more, not 0"),
+        ("model --seed -1", "--seed must be 0 or more, not -1"),
+        ("model --guidance inf", "weight must be finite"),
+        ("vectors --guidance 1", "guidance is for TarFlow"),
         ("model --threads 0", "--threads must be 1 or more, not 0"),
-        ("model --plan", "--plan needs at least one plan"),
         ("model --plan auto --tol 0.1", "auto carries its own"),
         ("model --plan sequential --tol 0.1", "sequential decoding is exact"),
         ("model --plan fast", "fast"),
@@ -74,6 +125,7 @@ def test_labels_tolerance_and_first_guess_reach_the_flow(run: Any) -> None:
 )
 def test_mistakes_are_one_line(run: Any, words: str, text: str) -> None:
     maf(0.5, features=4, hidden=(6,), context=2).save("context")
+    maf(0.5, features=4, hidden=(6,)).save("vectors")
     assert text in run("bench", *words.split()).complaint
     assert not Path("bench").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ import jacobiflow as jf
 from commands import read
 from jacobiflow.cli import main as program
 from jacobiflow.cli import models
-from jacobiflow.cli.options import listing, parse_labels, pick_device, table
+from jacobiflow.cli.options import _Wrapped, listing, parse_labels, pick_device, table
 from jacobiflow.flows import checkpoint
 from jacobiflow.training.recipe import recipe_names
 from subjects import maf
@@ -73,12 +74,20 @@ def test_what_is_off_needs_no_flag_that_says_so(run: Any) -> None:
 
 
 def test_help_uses_a_wide_terminal(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow = run("convert", "--help").out
+    narrow = run("bench", "--help").out
     monkeypatch.setenv("COLUMNS", "160")
-    wide = run("convert", "--help").out
-    assert narrow.split("\n\n")[0].count("\n") == 1
-    assert wide.split("\n\n")[0].count("\n") == 0
-    assert "[--noise-std STD]" in narrow
+    wide = run("bench", "--help").out
+    assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines())) <= 160
+    assert wide.count("\n") < narrow.count("\n")
+    assert "[--json]" in run("models", "--help").out
+
+
+def test_colours_do_not_count_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    file = io.StringIO()
+    short, long = f"\x1b[1m{'x' * 20}\x1b[0m", "\x1b[1musage:\x1b[0m program [--option VALUE]"
+    print(f"{short}\n{long}", file=cast(TextIO, _Wrapped(file)))
+    assert file.getvalue() == f"{short}\nusage: program\n  [--option VALUE]\n"
 
 
 def test_the_version(run: Any) -> None:
@@ -100,6 +109,10 @@ def test_an_unknown_command(run: Any) -> None:
         (["sample", "mnist", "--guide", "c"], "'c'"),
         (["sample", "mnist", "--init", "ones"], "'ones'"),
         (["sample", "mnist", "--tol"], "--tol"),
+        (["sample", "mnist", "--plna", "auto"], "Perhaps you meant:"),
+        (["sample", "mnist", "--plna", "auto"], "--plan PLAN"),
+        (["sample", "mnist", "--plan", "uniform", "selective"], "Unrecognized options: selective"),
+        (["sample", "mnist", "--format", "jpeg"], "'jpeg'"),
         (["sample", "mnist", "mnist"], "mnist"),
         (["convert"], "CHECKPOINT"),
         (["convert", "a.pth"], "FOLDER"),
@@ -107,10 +120,10 @@ def test_an_unknown_command(run: Any) -> None:
     ],
 )
 def test_wrong_options_are_one_line(run: Any, args: list[str], words: str) -> None:
-    text = run(*args).complaint
-    assert words in text
-    assert text.startswith(f"jacobiflow {args[0]}: ")
-    assert text.endswith(f"; see jacobiflow {args[0]} --help")
+    told = run(*args).complaint
+    assert words in told
+    assert told.startswith(f"jacobiflow {args[0]}: ")
+    assert told.endswith(f"; see jacobiflow {args[0]} --help")
 
 
 # Completion
@@ -121,7 +134,7 @@ def complete(script: str, line: str, cwd: Path) -> set[str]:
     words = " ".join(shlex.quote(word) for word in line.split(" "))
     code = (
         f"source {script}; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
-        "_jacobiflow; printf '%s\\n' \"${COMPREPLY[@]}\""
+        "_tyro_jacobiflow; printf '%s\\n' \"${COMPREPLY[@]}\""
     )
     ran = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, cwd=cwd)
     assert ran.stderr == ""
@@ -137,13 +150,16 @@ def test_tab_completes_names_options_and_files(run: Any, tmp_path: Path) -> None
     def offered(line: str) -> set[str]:
         return complete("done.bash", line, tmp_path)
 
-    assert offered("jacobiflow ") == {*COMMANDS, "--help", "--version", "--completion"}
+    assert offered("jacobiflow ") == {*COMMANDS, "-h", "--help"}
     assert offered("jacobiflow t") == {"tune", "train"}
-    assert offered("jacobiflow sample m") == {"mnist", "mnist-maf", "mnist.npz"}
+    assert offered("jacobiflow sample m") == {"mnist", "mnist-maf"}
     assert offered("jacobiflow train mnist-c") == {"mnist-cpu"}
     assert offered("jacobiflow sample mnist --pl") == {"--plan"}
     assert offered("jacobiflow sample mnist --plan s") == {"sequential", "selective"}
-    assert offered("jacobiflow train ising --target.t") == {"--target.temperature"}
+    assert offered("jacobiflow sample a/folder --att") == {"--attn-temp"}
+    assert offered("jacobiflow bench mnist --plan uniform s") == {"sequential", "selective"}
+    assert offered("jacobiflow bench mnist --init ") >= {"zeros", "noise", "previous"}
+    assert offered("jacobiflow train ising --model.te") == {"--model.temperature"}
     assert offered("jacobiflow train mnist-cpu --data.source mn") == {"mnist.npz"}
 
 

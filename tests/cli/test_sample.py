@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +18,10 @@ from PIL import Image
 
 import jacobiflow as jf
 from jacobiflow.cli import sample
-from jacobiflow.cli.sample import stems
+from jacobiflow.core import hardware
 from jacobiflow.data.pictures import to_pixels
 from subjects import maf, tarflow
 
-PLANS = ("sequential", "uniform", "selective")
 SHAPE: dict[str, Any] = {"image_size": 6, "width": 8, "head_dim": 4, "blocks": 2, "layers_per_block": 1}
 
 
@@ -44,53 +44,64 @@ def arrays(path: str = "out/samples.npz") -> dict[str, np.ndarray]:
         return dict(file)
 
 
-def timeless(doc: dict[str, Any]) -> dict[str, Any]:
-    """A report without what differs from run to run."""
-    rows = [{k: v for k, v in r.items() if k not in ("seconds", "speedup")} for r in doc["rows"]]
-    return doc | {"rows": rows}
-
-
 def decoded(flow: jf.Flow, n: int, plan: Any, **options: Any) -> jf.Decoded:
     return flow.decode(flow.noise(n, 0), plan, **options)
 
 
 # What is written
 
-FULL = "sample model -n 6 --labels 0-2 --plan sequential uniform selective --tol 0.5 --guidance 1.0 --seed 0"
+FULL = "sample model -n 6 --labels 0-2 --plan uniform --tol 0.5 --guidance 1.0 --seed 0 --check"
 
 
 def test_everything_at_once(run: Any, labelled: jf.Flow) -> None:
-    ran = run(*FULL.split(), "--time-at", 1, "--out", "a/out", "--json")
-    assert ran.status == 0
+    ran = run(*FULL.split(), "--out", "a/out", "--json")
+    assert (ran.status, ran.err) == (0, "")
     doc = json.loads(ran.out)
-    assert doc == json.loads(Path("a/out/report.json").read_text())
-    files = [*(f"{p}.png" for p in PLANS), "samples.npz"]
-    assert doc["files"] == files
-    assert {p.name for p in Path("a/out").iterdir()} == {*files, "report.json"}
+    assert doc["files"] == ["samples.png", "samples.npz"]
+    assert {p.name for p in Path("a/out").iterdir()} == set(doc["files"])
     assert (doc["model"], doc["n"], doc["labels"], doc["seed"]) == ("model", 6, "0-2", 0)
-    assert (doc["device"], doc["threads"]) == ("cpu", torch.get_num_threads())
-    assert [(r["batch"], r["plan"]) for r in doc["rows"]] == [(b, p) for b in (1, 6) for p in PLANS]
-
+    assert (doc["plan"], doc["out"], doc["nonfinite"]) == ("uniform", "a/out", 0)
     found, labels = arrays("a/out/samples.npz"), torch.tensor([0, 1, 2, 0, 1, 2])
-    assert found.keys() == {*PLANS, "labels"}
+    assert found.keys() == {"x", "labels"}
     assert found["labels"].tolist() == labels.tolist()
-    for plan in PLANS:
-        tol = {} if plan == "sequential" else {"tol": 0.5}
-        out = decoded(labelled, 6, plan, labels=labels, guidance=1.0, **tol)
-        assert np.array_equal(found[plan], out.x.numpy())
-        row = next(r for r in doc["rows"] if (r["plan"], r["batch"]) == (plan, 6))
-        off = np.abs(found[plan].astype(float) - found["sequential"])
-        assert row["largest"] == pytest.approx(off.max(), rel=1e-5)
-        assert row["mean"] == pytest.approx(off.mean(), rel=1e-5)
-        assert row["sweeps"] == [b.sweeps.double().mean().item() for b in out.stats.blocks]
-        assert row["status"] == out.stats.status.name
-    plain = decoded(labelled, 6, "sequential", labels=labels)
-    assert not np.array_equal(found["sequential"], plain.x.numpy())  # guidance was not dropped
+    out = decoded(labelled, 6, "uniform", labels=labels, guidance=1.0, tol=0.5, check=True)
+    assert np.array_equal(found["x"], out.x.numpy())
+    assert (doc["status"], doc["backend"]) == (out.stats.status.name, out.stats.backend)
+    assert out.stats.residual is not None
+    assert doc["residual"] == pytest.approx(out.stats.residual.max().item())
+    assert doc["seconds"] > 0
+    plain = decoded(labelled, 6, "uniform", labels=labels, tol=0.5)
+    assert not np.array_equal(found["x"], plain.x.numpy())  # guidance was not dropped
+
+
+def test_facts_are_one_line(run: Any, labelled: jf.Flow) -> None:
+    doc = json.loads(run(*FULL.split(), "--json").out)
+    ran = run(*FULL.split())
+    (line,) = ran.out.splitlines()
+    backend, residual = re.escape(doc["backend"]), re.escape(f"{doc['residual']:.2g}")
+    assert re.fullmatch(
+        rf"6 samples, plan uniform, backend {backend}, \d+\.\d{{3}} s, worst status converged, "
+        rf"residual {residual}, in out: samples\.png, samples\.npz",
+        line,
+    )
+    assert "residual" not in run("sample", "model", "-n", 2).out
+
+
+def test_only_one_plan_is_decoded(run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, plans = jf.TarFlow.decode, []
+
+    def watched(self: Any, z: Any, plan: Any, **options: Any) -> Any:
+        plans.append(plan)
+        return decode(self, z, plan, **options)
+
+    monkeypatch.setattr(jf.TarFlow, "decode", watched)
+    assert run("sample", "model", "-n", 3, "--plan", "selective").status == 0
+    assert plans == [labelled.plan("selective")]
 
 
 def test_the_grid_shows_the_samples(run: Any, labelled: jf.Flow) -> None:
     assert run("sample", "model", "-n", 5, "--plan", "sequential").status == 0
-    with Image.open("out/sequential.png") as picture:
+    with Image.open("out/samples.png") as picture:
         assert picture.mode == "L"
         assert picture.size == (2 * (3 * 7 + 1), 2 * (2 * 7 + 1))
         sheet = np.asarray(picture)[::2, ::2]
@@ -102,50 +113,25 @@ def test_the_grid_shows_the_samples(run: Any, labelled: jf.Flow) -> None:
     assert (sheet[8:, 15:] == 128).all()
 
 
-def test_the_table_says_what_the_report_says(run: Any, labelled: jf.Flow) -> None:
-    ran = run(*FULL.split(), "--time-at", 2, 1, "--repeats", 2)
-    assert ran.status == 0
-    table, _, rest = ran.out.partition("\n\n")
-    head, rule, *body = table.splitlines()
-    assert max(map(len, table.splitlines())) <= 100
-    names = "plan batch seconds speed-up sweeps a block largest dev. mean dev. backend status"
-    assert " ".join(head.split()) == names
-    assert set(rule) == {"-", " "}
-    doc = json.loads(Path("out/report.json").read_text())
-    assert len(body) == len(doc["rows"]) == 9
-    for line, row in zip(body, doc["rows"], strict=True):
-        plan, batch, seconds, speedup, *sweeps, largest, mean, backend, status = line.split()
-        assert (plan, int(batch), status) == (row["plan"], row["batch"], row["status"].lower())
-        assert backend == row["backend"]
-        assert float(seconds) == pytest.approx(row["seconds"], abs=6e-4)
-        assert float(speedup.removesuffix("x")) == pytest.approx(row["speedup"], abs=6e-3)
-        assert [float(s) for s in sweeps] == pytest.approx(row["sweeps"], abs=0.06)
-        assert float(largest) == pytest.approx(row["largest"], rel=0.06)
-        assert float(mean) == pytest.approx(row["mean"], rel=0.06)
-    names = [*doc["files"], "report.json"]
-    assert rest.strip() == f"written to out: {', '.join(names)}"
-    assert "decoding batch 6: uniform" in ran.err
-
-
-def test_runs_differ_in_time_alone(run: Any, labelled: jf.Flow) -> None:
-    docs = []
-    for out in ("a", "b"):
-        torch.manual_seed(len(docs))
+def test_the_same_command_draws_the_same_samples(run: Any, labelled: jf.Flow) -> None:
+    for seed, out in enumerate(("a", "b")):
+        torch.manual_seed(seed)
         assert run(*FULL.split(), "--denoise", "--out", out).status == 0
-        docs.append(timeless(json.loads(Path(out, "report.json").read_text())))
-        for png in PLANS:
-            assert Path("a", f"{png}.png").read_bytes() == Path(out, f"{png}.png").read_bytes()
-    assert docs[0] == docs[1]
+    assert Path("a/samples.png").read_bytes() == Path("b/samples.png").read_bytes()
     one, two = arrays("a/samples.npz"), arrays("b/samples.npz")
     assert all(np.array_equal(one[k], two[k]) for k in one)
     assert run(*FULL.split(), "--seed", 1, "--out", "c").status == 0
-    assert not np.array_equal(arrays("c/samples.npz")["uniform"], one["uniform"])
+    assert not np.array_equal(arrays("c/samples.npz")["x"], one["x"])
 
 
-def test_samples_depend_on_their_number_not_on_how_many(run: Any, labelled: jf.Flow) -> None:
+def test_samples_depend_on_their_number_not_on_how_many(
+    run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run("sample", "model", "-n", 2, "--labels", 1, "--out", "few")
-    run("sample", "model", "-n", 5, "--labels", 1, "--out", "many")
-    few, many = (arrays(f"{name}/samples.npz")["selective"] for name in ("few", "many"))
+    monkeypatch.setattr(sample, "BATCH", 3)
+    run("sample", "model", "-n", 7, "--labels", 1, "--out", "many")
+    few, many = (arrays(f"{name}/samples.npz")["x"] for name in ("few", "many"))
+    assert many.shape[0] == 7
     assert np.allclose(few, many[:2], atol=1e-5)
 
 
@@ -155,36 +141,18 @@ def test_denoising(run: Any, labelled: jf.Flow) -> None:
     labels = torch.arange(n) % 2 * 2
     x = decoded(labelled, n, "sequential", labels=labels).x
     want = labelled.denoise(x, labels=labels)
-    found = arrays()["sequential"]
+    found = arrays()["x"]
     assert np.allclose(found, want.numpy(), atol=1e-5)
     assert not np.allclose(found, x.numpy(), atol=1e-5)
 
 
-def test_plan_files(run: Any, labelled: jf.Flow) -> None:
+def test_a_plan_file(run: Any, labelled: jf.Flow) -> None:
     plan = jf.Plan((jf.Method(width=3, tol=0.01), jf.Method(width=1)))
-    for name in ("fast.json", "a/fast.json", "labels.json", "file.json"):
-        Path(name).parent.mkdir(exist_ok=True)
-        plan.save(name)
-    names = ["fast.json", "a/fast.json", "labels.json", "file.json"]
-    assert run("sample", "model", "-n", 2, "--labels", 1, "--plan", "uniform", *names).status == 0
-    found = arrays()
-    own = ["fast", "fast-2", "labels-2", "file-2"]
-    assert found.keys() == {"uniform", "labels", *own}
-    want = decoded(labelled, 2, plan, labels=1).x.numpy()
-    for name in own:
-        assert np.array_equal(found[name], want)
-        assert Path("out", f"{name}.png").exists()
-    doc = json.loads(Path("out/report.json").read_text())
-    assert [r["plan"] for r in doc["rows"]] == ["uniform", *names]
-
-
-def test_a_plan_named_twice_is_one_plan(run: Any, labelled: jf.Flow) -> None:
-    assert run("sample", "model", "-n", 1, "--plan", "uniform", "uniform").status == 0
-    assert len(json.loads(Path("out/report.json").read_text())["rows"]) == 1
-
-
-def test_names_of_files() -> None:
-    assert stems(["uniform", "x/uniform.json", "sequential"]) == ["uniform", "uniform-2", "sequential"]
+    plan.save("fast.json")
+    ran = run("sample", "model", "-n", 2, "--labels", 1, "--plan", "fast.json", "--json")
+    assert ran.status == 0
+    assert json.loads(ran.out)["plan"] == "fast.json"
+    assert np.array_equal(arrays()["x"], decoded(labelled, 2, plan, labels=1).x.numpy())
 
 
 @pytest.mark.parametrize(("init", "tol"), [("zeros", 0.3), ("noise", None)])
@@ -194,27 +162,15 @@ def test_tolerance_and_first_guess_reach_the_decoder(
     extra = [] if tol is None else ["--tol", tol]
     assert run("sample", "model", "-n", 3, "--plan", "uniform", "--init", init, *extra).status == 0
     want = decoded(labelled, 3, "uniform", init=init, tol=tol).x.numpy()
-    assert np.array_equal(arrays()["uniform"], want)
+    assert np.array_equal(arrays()["x"], want)
 
 
 def test_guidance_options_reach_the_decoder(run: Any, labelled: jf.Flow) -> None:
-    args = [
-        "--labels",
-        "1",
-        "--guidance",
-        "2",
-        "--guide",
-        "b",
-        "--annealed",
-        "--attn-temp",
-        "1.5",
-        "--plan",
-        "sequential",
-    ]
-    assert run("sample", "model", "-n", 3, "--plan", "sequential", *args).status == 0
+    flags = "--labels 1 --guidance 2 --guide b --annealed --attn-temp 1.5 --plan sequential"
+    assert run("sample", "model", "-n", 3, *flags.split()).status == 0
     guide = jf.Guidance(weight=2, what="b", annealed=True, attn_temp=1.5)
     want = decoded(labelled, 3, "sequential", labels=1, guidance=guide).x.numpy()
-    assert np.array_equal(arrays()["sequential"], want)
+    assert np.array_equal(arrays()["x"], want)
 
 
 def test_guidance_without_effect_is_said(run: Any, labelled: jf.Flow) -> None:
@@ -224,6 +180,15 @@ def test_guidance_without_effect_is_said(run: Any, labelled: jf.Flow) -> None:
         assert words not in run("sample", "model", "-n", 1, "--guidance", 1, *extra).err
 
 
+def test_threads_reach_torch(run: Any, labelled: jf.Flow) -> None:
+    threads = torch.get_num_threads()
+    try:
+        assert run("sample", "model", "-n", 1, "--threads", 2).status == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
 # Other models
 
 
@@ -231,18 +196,15 @@ def test_guidance_without_effect_is_said(run: Any, labelled: jf.Flow) -> None:
 def test_vectors_are_pictures_if_their_length_is_a_square(run: Any, features: int, side: int) -> None:
     flow = maf(0.5, features=features, blocks=2, hidden=(8,)).eval()
     flow.save("maf")
-    ran = run("sample", "maf", "-n", 4, "--plan", "sequential", "selective", "--json")
+    ran = run("sample", "maf", "-n", 4, "--plan", "sequential", "--json")
     assert ran.status == 0
-    doc = json.loads(ran.out)
-    assert [f for f in doc["files"] if f.endswith(".png")] == (
-        ["sequential.png", "selective.png"] if side else []
-    )
-    assert Path("out/sequential.png").exists() == bool(side)
+    assert json.loads(ran.out)["files"] == [*(["samples.png"] if side else []), "samples.npz"]
+    assert Path("out/samples.png").exists() == bool(side)
     found = arrays()
-    assert found.keys() == {"sequential", "selective"}
-    assert np.array_equal(found["sequential"], decoded(flow, 4, "sequential").x.numpy())
+    assert found.keys() == {"x"}
+    assert np.array_equal(found["x"], decoded(flow, 4, "sequential").x.numpy())
     if side:
-        with Image.open("out/sequential.png") as picture:
+        with Image.open("out/samples.png") as picture:
             assert picture.size == (2 * (2 * (side + 1) + 1),) * 2
 
 
@@ -250,9 +212,9 @@ def test_vectors_are_pictures_if_their_length_is_a_square(run: Any, features: in
 def test_channels_that_make_no_picture(run: Any, channels: int, mode: str | None) -> None:
     tarflow(0.2, **SHAPE, image_channels=channels).save("model")
     assert run("sample", "model", "-n", 1).status == 0
-    assert Path("out/selective.png").exists() == (mode is not None)
+    assert Path("out/samples.png").exists() == (mode is not None)
     if mode:
-        with Image.open("out/selective.png") as picture:
+        with Image.open("out/samples.png") as picture:
             assert picture.mode == mode
 
 
@@ -268,14 +230,14 @@ def test_samples_without_an_answer_leave_a_plain_report(run: Any) -> None:
     with torch.no_grad():
         flow.blocks[0].head.bias[:] = 1e4
     flow.save("model")
-    ran = run("sample", "model", "-n", 2, "--plan", "uniform", "--json")
+    ran = run("sample", "model", "-n", 2, "--plan", "uniform", "--check", "--json")
     assert ran.status == 1
 
     def never(name: str) -> None:
         raise AssertionError(name)
 
-    (row,) = json.loads(ran.out, parse_constant=never)["rows"]
-    assert (row["status"], row["largest"], row["mean"]) == ("NONFINITE", None, None)
+    doc = json.loads(ran.out, parse_constant=never)
+    assert (doc["status"], doc["nonfinite"]) == ("NONFINITE", 2)
 
 
 def strong(labelled: jf.Flow) -> float:
@@ -290,21 +252,14 @@ def strong(labelled: jf.Flow) -> float:
 
 def test_samples_without_an_answer_are_counted_and_fail_the_command(run: Any, labelled: jf.Flow) -> None:
     weight = strong(labelled)
-    asked = ("sample", "model", "-n", 6, "--labels", "0-2", "--guidance", weight, "--plan")
-    ran = run(*asked, "sequential", "uniform")
-    with np.load("out/samples.npz") as found:
-        bad = {name: ~np.isfinite(found[name]).all((1, 2, 3)) for name in ("sequential", "uniform")}
-    lost = int((bad["sequential"] | bad["uniform"]).sum())
+    ran = run("sample", "model", "-n", 6, "--labels", "0-2", "--guidance", weight, "--plan", "uniform")
+    bad = ~np.isfinite(arrays()["x"]).all((1, 2, 3))
+    lost = int(bad.sum())
     assert 0 < lost < 6
     assert ran.status == 1
     words = f"lower the guidance weight (it is {weight:g}), try float64, or check the weights"
-    assert ran.err.splitlines()[-1] == f"jacobiflow sample: {lost} of 6 samples are not finite: {words}"
-    assert "warning" not in ran.err
-    for line in ran.out.splitlines()[2:4]:
-        assert line.endswith(f"  {bad[line.split()[0]].sum()} nonfinite")
-    doc = json.loads(Path("out/report.json").read_text())
-    assert doc["nonfinite"] == lost
-    assert [row["nonfinite"] for row in doc["rows"]] == [int(b.sum()) for b in bad.values()]
+    assert ran.err == f"jacobiflow sample: {lost} of 6 samples are not finite: {words}\n"
+    assert "worst status nonfinite" in ran.out
     fine = run("sample", "model", "-n", 6, "--labels", "0-2", "--json")
     assert (fine.status, json.loads(fine.out)["nonfinite"]) == (0, 0)
 
@@ -313,9 +268,8 @@ def test_a_grid_of_the_command_crosses_out(run: Any, labelled: jf.Flow) -> None:
     weight = strong(labelled)
     flags = ("-n", 6, "--labels", "0-2", "--guidance", weight, "--plan", "sequential")
     assert run("sample", "model", *flags).status == 1
-    with np.load("out/samples.npz") as found:
-        bad = ~np.isfinite(found["sequential"]).all((1, 2, 3))
-    with Image.open("out/sequential.png") as picture:
+    bad = ~np.isfinite(arrays()["x"]).all((1, 2, 3))
+    with Image.open("out/samples.png") as picture:
         sheet = np.asarray(picture)[::2, ::2]
     side = (sheet.shape[1] - 1) // 3 - 1
     corners = [sheet[1 + i // 3 * (side + 1), 1 + i % 3 * (side + 1) :][1] for i in range(6)]
@@ -326,7 +280,7 @@ def test_denoising_that_overflows_counts(
     run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        sample, "denoised", lambda flow, x, labels: x / (torch.arange(4) > 0).view(4, 1, 1, 1)
+        jf.TarFlow, "denoise", lambda self, x, labels: x / (torch.arange(4) > 0).view(4, 1, 1, 1)
     )
     ran = run("sample", "model", "-n", 4, "--denoise")
     assert ran.status == 1
@@ -343,15 +297,14 @@ def test_denoising_that_overflows_counts(
         ("sample model/config.json", "model/config.json is a file; a checkpoint is a folder"),
         ("sample empty", "empty has no config.json: it is not a checkpoint"),
         ("sample model --plan fast", "no plan is called 'fast': use sequential, uniform, selective"),
-        ("sample model --plan uniform missing.json", "cannot read the plan missing.json"),
+        ("sample model --plan missing.json", "cannot read the plan missing.json"),
         ("sample model --plan broken.json", "broken.json: a plan must be JSON"),
         ("sample model --plan three.json", "the plan has 3 methods, the flow 2 blocks"),
-        ("sample model --plan", "--plan"),
         (
             "sample model --plan two.json --tol 0.1",
             "--tol and --init are for uniform and selective; two",
         ),
-        ("sample model --plan uniform two.json --init zeros", "two.json carries its own"),
+        ("sample model --plan two.json --init zeros", "two.json carries its own"),
         ("sample model --plan sequential --tol 0.1", "sequential decoding is exact"),
         ("sample model --tol -1", "tol must be finite and not negative"),
         ("sample model --tol nan", "tol must be finite and not negative"),
@@ -368,13 +321,10 @@ def test_denoising_that_overflows_counts(
         ("sample context", "this flow needs context, which the command line cannot give"),
         ("sample model --guidance inf", "weight must be finite"),
         ("sample model --guidance 1 --attn-temp 0", "attn_temp must be finite and positive"),
-        ("sample model -n 0", "-n and --repeats must be 1 or more"),
-        ("sample model -n -3", "-n"),
-        ("sample model --repeats 0", "-n and --repeats must be 1 or more"),
-        ("sample model -n 4 --time-at 5", "--time-at between 1 and -n"),
-        ("sample model -n 4 --time-at 0", "--time-at between 1 and -n"),
+        ("sample model -n 0", "-n must be 1 or more, not 0"),
+        ("sample model --threads 0", "--threads must be 1 or more, not 0"),
         ("sample model --seed -1", "--seed must be 0 or more, not -1"),
-        ("sample model -n 1000000000000", "-n 1000000000000 needs at least "),
+        ("sample model -n 1000000000000", "-n 1000000000000 takes "),
         (f"sample model -n 1{'0' * 30}", "GB of memory, this machine has "),
         ("sample model --device gpu", "--device must be auto, cpu, cuda, cuda:1 or the like, not 'gpu'"),
         ("sample model --device cuda:99", "--device cuda:99: this torch sees no such device"),
@@ -411,15 +361,15 @@ def test_a_folder_that_may_not_be_written(
 
 
 def test_memory_is_unknown_on_some_systems(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1e8 < sample.memory() < 1e15
+    assert 1e8 < hardware.total_memory() < 1e15
     monkeypatch.delattr(os, "sysconf")
-    assert sample.memory() == math.inf
+    assert hardware.total_memory() == math.inf
 
 
 @pytest.mark.slow
 def test_the_command_for_real(labelled: jf.Flow) -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "jacobiflow.cli.main", *FULL.split(), "--time-at", "1", "--json"],
+        [sys.executable, "-m", "jacobiflow.cli.main", *FULL.split(), "--json"],
         capture_output=True,
         text=True,
         check=False,
@@ -428,7 +378,7 @@ def test_the_command_for_real(labelled: jf.Flow) -> None:
     )
     assert ran.returncode == 0
     doc = json.loads(ran.stdout)  # nothing else is on standard output
-    assert doc == json.loads(Path("out/report.json").read_text())
+    assert doc["status"] == "CONVERGED"
     labels = torch.tensor([0, 1, 2, 0, 1, 2])
-    want = decoded(labelled, 6, "sequential", labels=labels, guidance=1.0).x.numpy()
-    assert np.allclose(arrays()["sequential"], want, atol=1e-5)
+    want = decoded(labelled, 6, "uniform", labels=labels, guidance=1.0, tol=0.5).x.numpy()
+    assert np.allclose(arrays()["x"], want, atol=1e-5)

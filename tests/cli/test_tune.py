@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,6 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow.core import tune as core
-from jacobiflow.flows import tuning
 from subjects import maf, tarflow
 
 SHAPE: dict[str, Any] = {"image_size": 6, "width": 8, "head_dim": 4, "blocks": 2, "layers_per_block": 1}
@@ -27,26 +26,30 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tarflow(0.25, num_classes=3, **SHAPE).save("model")
 
 
-def trial(width: int | None, tol: float, seconds: float, off: float | None, rows: int) -> dict[str, Any]:
-    method = {"width": width, "tol": tol, "max_sweeps": None, "init": "previous", "unit": "absolute"}
-    return method | {"seconds": seconds, "deviation": off, "rows": rows}
+def trial(predicted: float, seconds: float | None, off: float | None, *methods: jf.Method) -> dict[str, Any]:
+    return {
+        "methods": [asdict(m) for m in methods],
+        "predicted": predicted,
+        "seconds": seconds,
+        "deviation": off,
+    }
 
 
+EXACT = jf.Method(width=1, unit="absolute")
+SWEPT = jf.Method(tol=0.05, init="calibrated", unit="absolute")
+WINDOW = jf.Method(width=8, tol=1e-3, init="previous", unit="absolute")
 TRIED = [
-    [trial(1, 0.0, 0.1, 0.0, 64), trial(None, 0.5, 0.2, None, 2)],
-    [
-        trial(None, 0.5, 0.02, 0.25, 16),
-        trial(16, 0.5, 0.03, 1.5, 2),
-        trial(None, 0.15, 0.04, 0.125, 16),
-        trial(None, 0.05, 0.05, 0.02, 16),
-        trial(8, 0.5, 0.06, 0.3, 16),
-        trial(1, 0.0, 0.1, 0.0, 64),
-    ],
+    trial(0.21, 0.21, 0.0, EXACT, EXACT),
+    trial(0.14, 0.15, 0.031, EXACT, SWEPT),
+    trial(0.10, None, 0.25, SWEPT, SWEPT),
+    trial(0.16, 0.18, 0.002, WINDOW, SWEPT),
+    trial(0.17, None, None, WINDOW, WINDOW),
 ]
-MEASURED = {"seconds": 0.15, "sequential_seconds": 0.21, "speedup": 1.4, "predicted_speedup": 1.333}
+MEASURED = {"seconds": 0.15, "sequential_seconds": 0.21, "speedup": 1.4, "predicted_speedup": 1.5}
+SETTING = {"machine": "m", "device": "cpu", "threads": 1, "batch": 2, "max_deviation": 0.05}
 PLAN = jf.Plan(
-    (jf.Method(width=1, unit="absolute"), jf.Method(tol=0.05, unit="absolute")),
-    about={"measured": MEASURED | {"deviation": 0.031, "rows": 128}, "tried": TRIED},
+    (EXACT, SWEPT),
+    about={"setting": SETTING, "measured": MEASURED | {"deviation": 0.031, "rows": 64}, "tried": TRIED},
 )
 
 
@@ -55,15 +58,17 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the tuner was asked; it answers PLAN."""
     calls: list[dict[str, Any]] = []
 
-    def answer(stack: Any, z: Any, **options: Any) -> jf.Plan:
-        calls.append({"stack": stack} | options)
+    def answer(flow: jf.Flow, batch: int, max_deviation: float | None, **options: Any) -> jf.Plan:
+        if max_deviation is not None and not max_deviation > 0:
+            return jf.tune(flow, batch, max_deviation)  # raises
+        calls.append({"flow": flow, "batch": batch, "max_deviation": max_deviation} | options)
         return PLAN
 
-    monkeypatch.setattr(core, "tune", answer)
+    monkeypatch.setattr("jacobiflow.cli.tune.tune", answer)
     return calls
 
 
-def test_the_plan_is_written_and_kept(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_is_written_and_the_profile_kept(run: Any) -> None:
     ran = run(*TUNE.split(), "--out", "a/fast.json", "--json")
     assert ran.status == 0
     doc = json.loads(ran.out)
@@ -71,81 +76,56 @@ def test_the_plan_is_written_and_kept(run: Any, monkeypatch: pytest.MonkeyPatch)
     assert doc["methods"] == json.loads(plan.to_json())["methods"]
     assert {k: doc[k] for k in plan.about} == plan.about
     assert (doc["model"], doc["out"]) == ("model", "a/fast.json")
-    assert (doc["setting"]["batch"], doc["setting"]["labels"]) == (2, True)
-    assert doc["setting"]["max_deviation"] == 0.05
-    assert "measuring block 2 of 2\n" in ran.err
-    assert jf.Plan.load(doc["stored"]) == plan
-
-    monkeypatch.setattr(core, "tune", None)  # no more tuning
-    tuning._known.clear()
-    args = "sample model -n 2 --labels 1,2 --plan auto a/fast.json --json"
-    rows = json.loads(run(*args.split()).out)["rows"]
-    assert [r["plan"] for r in rows] == ["auto", "a/fast.json"]
+    assert (doc["setting"]["batch"], doc["setting"]["max_deviation"]) == (2, 0.05)
+    assert "measuring profile, block 2 of 2\n" in ran.err
+    assert {p.name for p in Path(doc["stored"]).iterdir()} == {"guess.safetensors", "profile.json"}
+    flow = jf.load("model")
+    want = flow.decode(flow.noise(2, 0), plan, labels=torch.tensor([1, 2])).x
+    assert run(*["sample", "model", "-n", "2", "--labels", "1,2", "--plan", "a/fast.json"]).status == 0
     with np.load("out/samples.npz") as file:
-        assert np.array_equal(file["auto"], file["fast"])
-        flow = jf.load("model")
-        want = flow.decode(flow.noise(2, 0), plan, labels=torch.tensor([1, 2])).x
-        assert np.array_equal(file["auto"], want.numpy())
-    assert Path("out/auto.png").exists()
+        assert np.array_equal(file["x"], want.numpy())
 
 
-@pytest.mark.parametrize(
-    ("extra", "kept"),
-    [
-        ("", True),
-        ("--max-deviation 0.05", True),
-        ("--guidance 1.5", True),
-        ("--max-deviation 0.01", False),  # not what plan auto would ask for
-        ("--guidance 1.2", False),
-        ("--batch 3", False),
-    ],
-)
-def test_what_is_kept_for_auto(run: Any, found: list[Any], extra: str, kept: bool) -> None:
-    doc = json.loads(run(*TUNE.split(), *extra.split(), "--json").out)
-    assert (doc["stored"] is not None) == kept == Path("cache").exists()
-    assert jf.Plan.load("plan.json").about["setting"] == doc["setting"]
+def test_what_was_measured_goes_beside_the_checkpoint_if_asked(run: Any) -> None:
+    assert run(*TUNE.split(), "--save").status == 0
+    flow = jf.load("model")
+    assert flow.profile is not None
+    assert flow.guesses() is not None
+    assert "is not a checkpoint folder" in run("tune", "mnist", "--save").complaint
 
 
 def test_the_table(run: Any, found: list[Any]) -> None:
     ran = run(*TUNE.split())
     assert ran.status == 0
-    table, summary, written = ran.out.rstrip().split("\n\n")
+    table, key, summary, written = ran.out.rstrip().split("\n\n")
     head, _, *rows = table.splitlines()
-    assert " ".join(head.split()) == "block width tol first guess seconds speed-up largest dev."
+    assert " ".join(head.split()) == "plan predicted seconds speed-up largest dev."
     assert [" ".join(row.split()) for row in rows] == [
-        "1 * sequential 0.1000 1.00x 0",
-        "1 whole 0.5 previous 0.2000 0.50x > inf",
-        "2 whole 0.5 previous 0.0200 5.00x 0.25",
-        "2 16 0.5 previous 0.0300 3.33x > 1.5",
-        "2 whole 0.15 previous 0.0400 2.50x 0.12",
-        "2 * whole 0.05 previous 0.0500 2.00x 0.02",
-        "2 sequential 0.1000 1.00x 0",
+        "1 T/0.05 * 0.1400 0.1500 1.40x 0.031",
+        "8/0.001p T/0.05 0.1600 0.1800 1.17x 0.002",
+        "1 1 0.2100 0.2100 1.00x 0",
+        "T/0.05 T/0.05 0.1000 0.25",
+        "8/0.001p 8/0.001p 0.1700 inf",
     ]
     assert summary == (
-        "* the plan, on fresh noise in batches of 2: 0.150 s, sequential 0.210 s\n"
-        "  speed-up 1.40x (the blocks predicted 1.33x)\n"
-        "  largest deviation 0.031 over 128 samples; allowed 0.05"
+        "* on fresh noise in batches of 2: 0.1500 s, sequential 0.2100 s, speed-up 1.40x\n"
+        "  largest deviation 0.031 over 64 samples; 0.05 is allowed"
     )
-    assert max(map(len, [*table.splitlines(), *summary.splitlines()])) <= 80
-    assert written.startswith("written to plan.json; plan auto uses it from now on, from\n  ")
-    assert Path(written.split()[-1]).exists()
-    assert run(*TUNE.split(), "--batch", 3).out.endswith("\n\nwritten to plan.json\n")
+    assert "1 is sequential" in key
+    assert max(map(len, f"{table}\n{key}\n{summary}".splitlines())) <= 80
+    assert written.startswith("written to plan.json; plan auto uses what was measured, from\n  ")
 
 
 def test_options_reach_the_tuner(run: Any, found: list[Any]) -> None:
     threads = torch.get_num_threads()
-    args = "--batch 5 --labels 2,0 --guidance 1.5 --max-deviation 0.2 --threads 1"
+    args = "--batch 5 --labels 2,0 --guidance 1.5 --annealed --max-deviation 0.2 --threads 1"
     assert run("tune", "model", *args.split()).status == 0
     assert torch.get_num_threads() == 1
     torch.set_num_threads(threads)
     (call,) = found
     assert (call["batch"], call["max_deviation"]) == (5, 0.2)
-    guided = call["stack"][0].conditioner
-    assert guided.guidance == jf.Guidance(weight=1.5)
-    own = jf.load("model").blocks[1].class_embed
-    informed, null = guided.both.condition[:, 0].chunk(2)
-    assert torch.equal(informed, own[(torch.arange(130) + 1) % 2 * 2])
-    assert torch.allclose(null, own.mean(0))
+    assert call["guidance"] == jf.Guidance(weight=1.5, annealed=True)
+    assert call["labels"][:4].tolist() == [2, 0, 2, 0]
 
 
 @pytest.mark.filterwarnings("always")  # the command prints its warnings
@@ -164,8 +144,8 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
     ("args", "words"),
     [
         ("nothing", "no model 'nothing'"),
-        ("model --batch 0", "--batch and --threads must be 1 or more"),
-        ("model --threads 0", "--batch and --threads must be 1 or more"),
+        ("model --batch 0", "--batch must be 1 or more, not 0"),
+        ("model --threads 0", "--threads must be 1 or more, not 0"),
         (
             "model --max-deviation 0",
             "max_deviation must be positive, not 0.0: 'sequential' is the exact plan",
@@ -177,7 +157,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
         ("context", "this flow needs context, which the command line cannot give; use jf.tune in Python"),
         ("model --guidance inf", "weight must be finite"),
         ("model --device gpu", "--device must be auto"),
-        ("model --out model", "--out model is a folder; give the file to write"),
+        ("model --out model", "--out model is a folder: give the file to write"),
         ("model --out model/config.json/plan.json", "cannot be made"),
     ],
 )

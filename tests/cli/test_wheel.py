@@ -67,7 +67,8 @@ def test_a_wheel_holds_its_whole_package(wheels: dict[str, Path], name: str) -> 
 def test_what_each_wheel_brings(wheels: dict[str, Path]) -> None:
     inside = {name: zipfile.ZipFile(path).namelist() for name, path in wheels.items()}
     for name in recipe_names():
-        assert f"jacobiflow/training/recipes/{name}.toml" in inside["jacobiflow"]
+        of_lab = f"jacobiflow_lab/lattice/recipes/{name}.toml" in inside["jacobiflow_lab"]
+        assert of_lab != (f"jacobiflow/training/recipes/{name}.toml" in inside["jacobiflow"])
     assert "jacobiflow/py.typed" in inside["jacobiflow"]
     assert "jacobiflow_lab/py.typed" in inside["jacobiflow_lab"]
     assert not any(file.endswith(".safetensors") for file in inside["jacobiflow"])
@@ -84,8 +85,8 @@ def test_library_and_models_work_without_the_lab(wheels: dict[str, Path], tmp_pa
     assert Path(where).is_relative_to(tmp_path / "site")
     assert all(name in listed for name in [*recipe_names(), *bundled_names()])
     out = call("-m", "jacobiflow.cli.main", "sample", "mnist", "-n", 4, cwd=tmp_path, **alone)
-    assert out.startswith("plan ")
-    assert (tmp_path / "out" / "selective.png").stat().st_size > 100
+    assert out.startswith("4 samples, plan auto")
+    assert (tmp_path / "out" / "samples.png").stat().st_size > 100
 
 
 @pytest.mark.slow

@@ -14,63 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import jacobiflow as jf
-from jacobiflow.core.decode import Options, solve
-from jacobiflow.core.rows import first_guess
 from subjects import maf, subject, tarflow
 
 NET_SUBJECTS = ["tarflow-labels", "maf-exp", "nsf-context"]
-
-
-def algorithm_1(block: jf.Block, z: Tensor, tol: float, init: str) -> tuple[Tensor, int]:
-    """Algorithm 1 of the paper for one sample, its first position in place; the answer and its sweeps."""
-    first = block.from_positions(torch.arange(block.length)[None]) == 0  # [1, T], in the order of the data
-    x = first_guess(z, init)
-    for count in range(block.length):
-        new, _ = block.sweep(x, z)
-        if count == 0:  # the first position reads no other: it is known before the first sweep
-            x = torch.where(first[..., None], new, x)
-            continue
-        change, x = (new - x).abs().max().item(), new
-        if change <= tol:
-            return x, count
-    return x, block.length - 1
-
-
-@pytest.mark.parametrize("name", NET_SUBJECTS)
-@pytest.mark.parametrize("init", ["zeros", "previous"])
-@pytest.mark.parametrize("tol", [0.3, 0.05, 1e-8])
-def test_without_a_width_the_loop_is_algorithm_1(name: str, init: str, tol: float) -> None:
-    one = subject(name)
-    z, block = one.flow.noise(7, seed=1).reshape(7, one.length, -1), one.block(0, 7, "torch")
-    out = jf.decode(block, z, jf.Method(tol=tol, init=init))
-    for i in range(7):
-        x, sweeps = algorithm_1(block.select(torch.tensor([i])), z[i : i + 1], tol, init)
-        found = out.stats.blocks[0].sweeps[i].item()
-        assert sweeps - 1 <= found <= sweeps  # it may know one sweep sooner that nothing will change
-        if found == sweeps:
-            assert (out.x[i] - x[0]).abs().max() < 1e-10
-        assert (out.x[i] - x[0]).abs().max() <= tol
-
-
-@pytest.mark.parametrize("name", NET_SUBJECTS)
-@pytest.mark.parametrize("cache", [True, False])
-@pytest.mark.parametrize(("width", "tol"), [(2, 0.1), (5, 0.05), (9, 1e-3), (None, 0.1), (None, 0.0)])
-def test_the_answer_is_one_sweep_of_what_was_seen(
-    name: str, width: int | None, tol: float, cache: bool
-) -> None:
-    """answer = G(seen) and |answer - seen| <= tol, with stragglers in the batch."""
-    one = subject(name)
-    block, z = one.block(0, 9, "torch"), one.flow.noise(9, seed=3).reshape(9, one.length, -1)
-    options = Options(jf.Method(width=width, tol=tol), cache=cache)
-    with torch.inference_mode():
-        rows = solve(block, block.to_positions(z), options)
-        theta = block.conditioner.all_params(rows.x)
-        again, log_slope = block.bijector.inverse(rows.z, theta)
-    assert len(set(rows.sweeps.tolist())) > 1 or width != 5
-    answer = rows.answer[:, : one.length]
-    assert (answer - again).abs().max() < 1e-10
-    assert (rows.log_slope[:, : one.length] - log_slope.sum(-1)).abs().max() < 1e-10
-    assert (answer - rows.x).abs().max() <= max(tol, 1e-10)
 
 
 @pytest.mark.parametrize("name", NET_SUBJECTS)

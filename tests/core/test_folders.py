@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from jacobiflow.core import cache_folder as folders
-from jacobiflow.kernels import native
+from jacobiflow.core import warn
+from jacobiflow.kernels import build
 
 PLANTED = """
 #include <stdio.h>
@@ -29,8 +30,8 @@ __attribute__((constructor)) static void run(void) { FILE *f = fopen(MARK, "w");
 def prebuilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kernels, built once for this file."""
     out = tmp_path_factory.mktemp("prebuilt") / "kernels.so"
-    sources = [str(native.KERNELS / name) for name in native.SOURCES]
-    flags = ["-O1", *native.FLAGS[1:]]
+    sources = [str(build.KERNELS / name) for name in build.SOURCES]
+    flags = ["-O1", *build.FLAGS[1:]]
     subprocess.run(["cc", *flags, *sources, "-o", str(out), "-lm", "-lpthread"], check=True)
     return out
 
@@ -72,9 +73,9 @@ def room(prebuilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Roo
     cc.chmod(0o700)
     monkeypatch.setenv("CC", str(cc))
     monkeypatch.delenv("JACOBIFLOW_NATIVE", raising=False)
-    monkeypatch.setattr(native, "library", native.library.__wrapped__)
+    monkeypatch.setattr(build, "library", build.library.__wrapped__)
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "first"))
-    assert native.library() is not None
+    assert build.library() is not None
     (name,) = (path.name for path in (tmp_path / "first/native").iterdir())
     log.unlink()
     cache = tmp_path / "above" / "cache"
@@ -104,7 +105,7 @@ def test_a_library_in_an_unsafe_folder_is_not_loaded(
     UNSAFE[kind](room, monkeypatch)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = [native.library() for _ in range(2)]
+        found = [build.library() for _ in range(2)]
     assert not room.mark.exists()
     assert None not in found
     (warning,) = caught
@@ -144,12 +145,12 @@ FILES: dict[str, Callable[[Path], object]] = {
 def test_a_library_that_others_can_change_is_built_again(room: Room, kind: str) -> None:
     room.plant()
     FILES[kind](room.path)
-    found = native.library()
+    found = build.library()
     assert not room.mark.exists()
     assert found is not None
     assert room.builds == 1
     assert stat.S_IMODE(room.path.lstat().st_mode) == 0o600
-    assert native.library() is not None
+    assert build.library() is not None
     assert room.builds == 1  # the new one was kept
 
 
@@ -171,20 +172,20 @@ def test_a_library_that_is_swapped_after_the_check_is_not_loaded(
         room.plant()
         return load(name)
 
-    monkeypatch.setattr(native.ctypes, "CDLL", swapped)
-    found = native.library()
+    monkeypatch.setattr(build.ctypes, "CDLL", swapped)
+    found = build.library()
     assert not room.mark.exists()
     assert found is not None
 
 
 CUT = """
 import os, sys, torch
-from jacobiflow.kernels import native
-assert native.library() is not None
+from jacobiflow.kernels import build
+assert build.library() is not None
 os.truncate(sys.argv[1], 100)
 z, theta, x, slope = torch.ones(2, 3, 4), torch.zeros(2, 3, 8), torch.empty(2, 3, 4), torch.empty(2, 3, 4)
 ends = theta.data_ptr(), x.data_ptr(), slope.data_ptr()
-native.library().jf_affine(0, 0.0, 2, 3, 4, z.data_ptr(), z.stride(0), *ends)
+build.library().jf_affine(0, 0.0, 2, 3, 4, z.data_ptr(), z.stride(0), *ends)
 assert torch.equal(x, z)
 """
 
@@ -203,7 +204,7 @@ def test_without_files_in_memory(room: Room, monkeypatch: pytest.MonkeyPatch) ->
     temp.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temp))
     for _ in range(2):
-        found = native.library()
+        found = build.library()
         assert found is not None
         assert Path(found._name).is_relative_to(temp)
         assert list(temp.iterdir()) == []
@@ -238,7 +239,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def test_the_umask_does_not_open_what_is_kept(room: Room, umask: None) -> None:
     for _ in range(2):
-        assert native.library() is not None
+        assert build.library() is not None
     assert room.builds == 1
     for path, mode in ((room.cache.parent, 0o700), (room.cache, 0o700), (room.path.parent, 0o700)):
         assert stat.S_IMODE(path.stat().st_mode) == mode, path
@@ -254,9 +255,9 @@ def test_no_home_is_one_warning(room: Room, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("JACOBIFLOW_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", unknown)
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(warn, "_warned", set())
     with pytest.warns(UserWarning, match="the user has no home folder") as caught:
-        library, plans = native.library(), folders.own_folder("plans")
+        library, plans = build.library(), folders.own_folder("plans")
     assert library is not None
     assert plans is None
     assert len(caught) == 1

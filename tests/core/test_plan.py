@@ -38,9 +38,9 @@ def test_named_plans() -> None:
     assert len(jf.Plan.selective(1, tol=0.5)) == 1
     tarflow, maf = subject("tarflow").flow, subject("maf-exp").flow
     selective = jf.Plan.selective(3, tol=0.5, init="previous")
-    assert tarflow.plan("selective") == selective.in_unit("absolute")
-    assert maf.plan("selective") == jf.Plan.uniform(3, tol=1e-4, init="zeros").in_unit("relative")
-    uniform = jf.Plan.uniform(3, tol=0.1, init="noise").in_unit("relative")
+    assert tarflow.plan("selective") == selective.resolved("absolute")
+    assert maf.plan("selective") == jf.Plan.uniform(3, tol=1e-4, init="zeros").resolved("relative")
+    uniform = jf.Plan.uniform(3, tol=0.1, init="noise").resolved("relative")
     assert maf.plan("uniform", tol=0.1, init="noise") == uniform
 
 
@@ -90,7 +90,7 @@ def test_save_and_load(tmp_path: Path) -> None:
         ('{"format": "other"}', '"format": "jacobiflow-plan"'),
         ("[" * 100_000, "must be JSON"),
         (json.dumps({"format": "jacobiflow-plan", "version": 3}), "version 1"),
-        (json.dumps({"format": "jacobiflow-plan", "version": 1}), 'list "methods"'),
+        (json.dumps({"format": "jacobiflow-plan", "version": 1}), "plan needs a field 'methods'"),
         (json.dumps({"format": "jacobiflow-plan", "version": 1, "methods": [1]}), r"methods\[0\]"),
         (json.dumps({"format": "jacobiflow-plan", "version": 1, "methods": [{"w": 1}]}), r"methods\[0\]"),
         (json.dumps({"format": "jacobiflow-plan", "version": 1, "methods": [{"tol": -1}]}), "tol"),

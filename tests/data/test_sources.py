@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import tracemalloc
 import warnings
 import zipfile
 import zlib
@@ -194,11 +195,17 @@ def test_npz_is_never_unpickled(tmp_path):
     assert not sign.exists()
 
 
-def write_npz(path: Path, shape: tuple[int, ...], data: bytes, version: bytes = b"\x01\x00") -> Path:
+def write_npz(
+    path: Path,
+    shape: tuple[int, ...],
+    data: bytes,
+    version: bytes = b"\x01\x00",
+    kind: int = zipfile.ZIP_DEFLATED,
+) -> Path:
     """An .npz file with an array x whose header claims `shape`."""
     header = repr({"descr": "|u1", "fortran_order": False, "shape": shape}).encode()
     header += b" " * (-(len(header) + 11) % 64) + b"\n"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(path, "w", kind) as archive:
         archive.writestr("x.npy", b"\x93NUMPY" + version + struct.pack("<H", len(header)) + header + data)
     return path
 
@@ -209,7 +216,7 @@ def test_npz_claims_are_checked_before_memory_is_taken(tmp_path, monkeypatch):
 
     whole = write_npz(tmp_path / "whole.npz", (2, 2, 2), bytes(8))
     assert len(load(whole, validation=0)[0]) == 2  # so the refusals below are about the claims
-    monkeypatch.setattr(np.lib.format, "read_array", forbidden)
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", forbidden)
     huge = write_npz(tmp_path / "huge.npz", (100_000, 1000, 1000), bytes(100))
     assert "x claims a shape of (100000, 1000, 1000) but its data differs" in refusal(huge)
     assert "claims a shape of (-1, -100" in refusal(write_npz(tmp_path / "minus.npz", (-1, -100), bytes(100)))
@@ -220,6 +227,19 @@ def test_npz_claims_are_checked_before_memory_is_taken(tmp_path, monkeypatch):
     true = write_npz(tmp_path / "true.npz", (1000, 40, 40), bytes(1_600_000))  # a zip bomb: small, and honest
     assert true.stat().st_size < 10_000
     assert "true.npz: x would take 0.0 GB of memory" in refusal(true)
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_npz_is_not_inflated_before_it_is_checked(tmp_path, monkeypatch, kind):
+    """zipfile inflates these kinds as a whole: a kilobyte could take gigabytes."""
+    path = write_npz(tmp_path / "a.npz", (1000, 100, 100), bytes(10**7), kind=kind)
+    assert path.stat().st_size < 5000
+    tracemalloc.start()
+    try:
+        assert "x is compressed in a way that numpy does not use: write the file again" in refusal(path)
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("damage", ["text", "empty", "cut", "flipped"])
@@ -806,7 +826,9 @@ def test_a_hub_that_refuses(hf, commits, monkeypatch):
 
     monkeypatch.setattr(hf, "get_dataset_split_names", refuse)
     line = refusal("someone/nothing")
-    assert "someone/nothing is no file or folder here, and no Hugging Face dataset could be loaded" in line
+    assert (
+        "someone/nothing is no file or folder here, and could not be loaded as a Hugging Face dataset" in line
+    )
     assert "(no such thing: someone/nothing)" in line
 
 

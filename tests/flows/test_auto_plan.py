@@ -1,11 +1,9 @@
-"""plan="auto": made once for a setting, kept, found again, and never a reason to fail."""
+"""plan="auto": the fastest plan that profile and costs predict, within the deviation that was asked for."""
 
 from __future__ import annotations
 
 import json
-import re
-import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,299 +11,210 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow.core import tune as core
-from jacobiflow.core.cache_folder import cache_folder
-from jacobiflow.flows import tuning
-from subjects import maf, subject, tarflow
+from jacobiflow.flows import auto_plan, cost_model
+from jacobiflow.flows.auto_plan import Choice, entry_of, keep, pick
+from jacobiflow.flows.calibration import calibrate
+from jacobiflow.flows.cost_model import Costs, measure
+from jacobiflow.flows.profile import Cell, Entry, Profile, measure_profile
+from subjects import maf, tarflow
 
-SHAPE: dict[str, Any] = {"image_size": 6, "width": 8, "head_dim": 4, "blocks": 2, "layers_per_block": 1}
-PLAN = jf.Plan((jf.Method(tol=0.01), jf.Method(width=1))).in_unit("absolute")
+EXACT = jf.Method(width=1, unit="absolute")
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path))
+
+
+def small() -> jf.Flow:
+    return tarflow(0.25, num_classes=3, blocks=2).float().eval().requires_grad_(False)
+
+
+def cell(width: int | None, tol: float, sweeps: int, deviation: float) -> Cell:
+    return Cell(
+        width=width, tol=tol, init="previous", unit="absolute", sweeps=(sweeps,) * 4, deviation=deviation
+    )
+
+
+def profiled(flow: jf.Flow, *cells: Cell) -> jf.Flow:
+    """A flow with the same profile in every block."""
+    entry = Entry(guidance=jf.Guidance(), noises=4, blocks=(cells,) * len(flow.blocks))
+    flow.profile = Profile(weights=flow.fingerprint(), entries=(entry,))
+    return flow
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder."""
-    monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "plans"
+def costs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets what a position and a sweep cost."""
+
+    def give(position: float, sweep: float) -> None:
+        def of(block: jf.Block, z: torch.Tensor, **_: Any) -> Costs:
+            sweeps = (sweep,) * 2
+            sizes = {"rows": len(z), "length": 16, "widths": (8, 16)}
+            return Costs(position=position, alone=sweeps, together=sweeps, **sizes)
+
+        monkeypatch.setattr(auto_plan, "costs_of", of)
+
+    return give
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Every call of the tuner, which is quick here."""
-    calls: list[dict[str, Any]] = []
-
-    def quick(stack: Any, z: Any, **options: Any) -> jf.Plan:
-        calls.append({"stack": stack, "rows": len(z)} | options)
-        return PLAN if len(stack) == len(PLAN) else jf.Plan.sequential(len(stack))
-
-    monkeypatch.setattr(core, "tune", quick)
-    return calls
+def test_it_is_the_default(costs: Callable[..., None]) -> None:
+    costs(position=1.0, sweep=1.0)
+    flow = profiled(small(), cell(None, 0.1, 3, 0.01))
+    want = jf.Plan((jf.Method(tol=0.1, init="previous", unit="absolute"),) * 2)
+    assert flow.sample(3, seed=0).stats.plan == flow.sample(3, plan="auto", seed=0).stats.plan == want
+    assert flow.decode(flow.noise(1, seed=0)).stats.plan == want
+    assert flow.sample(3, tol=0.2, seed=0).stats.plan == flow.plan("selective", tol=0.2)
 
 
-def forget() -> None:
-    """As in a new process."""
-    tuning._known.clear()
-    tuning._digests.clear()
+def test_sequential_decoding_stays_where_sweeps_cost_more(costs: Callable[..., None]) -> None:
+    costs(position=1.0, sweep=15 / 3)
+    flow = profiled(small(), cell(None, 0.1, 3, 0.01))
+    assert flow.plan() == jf.Plan((EXACT,) * 2)
+    costs(position=1.0, sweep=4.0)
+    flow.auto_plans.clear()
+    assert [m.width for m in flow.plan()] == [None, None]
 
 
-def labelled(seed: int = 0) -> jf.Flow:
-    return tarflow(0.25, seed, num_classes=3, **SHAPE).eval()
+def test_the_deviations_of_all_blocks_stay_within_the_bound(costs: Callable[..., None]) -> None:
+    costs(position=1.0, sweep=1.0)
+    flow = profiled(small(), cell(None, 0.5, 2, 0.03), cell(None, 0.1, 4, 0.008))
+    assert [m.tol for m in flow.plan()] == [0.5, 0.1] or [m.tol for m in flow.plan()] == [0.1, 0.5]
+    assert [m.tol for m in flow.plan(max_deviation=0.1)] == [0.5, 0.5]
+    assert [m.tol for m in flow.plan(max_deviation=0.021)] == [0.1, 0.1]
+    assert flow.plan(max_deviation=0.001) == jf.Plan((EXACT,) * 2)
 
 
-def test_tuned_once_and_kept(folder: Path, asked: list[Any]) -> None:
-    flow = labelled()
-    z = flow.noise(4, seed=0)
-    want = flow.decode(z, PLAN).x
-    for _ in range(2):
-        assert torch.equal(flow.decode(z, "auto").x, want)
-    (call,) = asked
-    assert (call["batch"], call["rows"], call["max_deviation"]) == (4, 128, 0.05)
-    forget()
-    again = labelled()
-    assert torch.equal(again.sample(4, seed=0, plan="auto").x, want)
-    assert len(asked) == 1
-    (path,) = folder.iterdir()
-    assert jf.Plan.load(path) == PLAN
-    assert again.plan("auto", n=4) == PLAN
+def test_a_measured_plan_keeps_its_deviation() -> None:
+    """The whole way: guesses, profile, costs of this machine, samples."""
+    flow = small()
+    calibrate(flow, noises=100)
+    measure_profile(flow, noises=32)
+    z, labels = flow.noise(64, seed=3), torch.arange(64) % 3
+    exact = flow.decode(z, "sequential", labels=labels).x
+    for bound in (0.2, 0.02):
+        out = flow.decode(z, labels=labels, max_deviation=bound)
+        assert (out.x - exact).abs().max() <= bound
 
 
-def test_weights_are_read_once(folder: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    reads, digest = [], tuning.digest
-    monkeypatch.setattr(tuning, "digest", lambda *args: reads.append(1) or digest(*args))
-    flow = labelled()
-    for _ in range(3):
-        flow.sample(1, plan="auto")
-    assert len(reads) == 1
-    with torch.no_grad():
-        flow.blocks[1].proj_out.bias.data[0] += 1
-    flow.sample(1, plan="auto")
-    assert len(reads) == len(asked) == 2
+def test_without_a_profile_it_is_sequential_on_a_cpu() -> None:
+    assert small().sample(2).stats.plan == jf.Plan((EXACT,) * 2)
+    assert maf(1.0, context=2).plan() == jf.Plan.sequential(3).resolved("relative")
 
 
-def test_every_setting_has_its_own(folder: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    flow = labelled()
-    z = flow.noise(2, seed=0)
-    for count, options in enumerate(
-        (
-            {},
-            {"labels": 1},
-            {"guidance": 1.0},
-            {"guidance": jf.Guidance(weight=1.0, annealed=True)},
-            {"guidance": 1.2, "labels": 1},
-            {"differentiable": True},
-        ),
-        start=1,
-    ):
-        for _ in range(2):
-            flow.decode(z, "auto", **options)
-            assert len(asked) == count
-    flow.decode(z, "auto", labels=2)
-    flow.decode(z, "auto", guidance=1.5, labels=torch.tensor([0, -1]))  # the next half step
-    flow.decode(flow.noise(3, seed=0)[:2], "auto")
-    assert len(asked) == 6
-    flow.decode(flow.noise(3, seed=0), "auto")
-    with torch.no_grad():
-        flow.blocks[0].proj_out.bias[0] += 1e-3
-    flow.decode(z, "auto")
-    flow.double().decode(z.double(), "auto")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 17)
-    flow.decode(z.double(), "auto")
-    monkeypatch.setattr(tuning, "machine", lambda device: "another")
-    flow.decode(z.double(), "auto")
-    assert len(asked) == len(list(folder.iterdir())) == 11
-    docs = [jf.Plan.load(p).about["setting"] for p in folder.iterdir()]
-    assert {d["batch"] for d in docs} == {2, 4}
-    assert {d["dtype"] for d in docs} == {"float32", "float64"}
-    assert {d["max_deviation"] for d in docs} == {0.05, 10 * 1e-6}
-    assert {d["guidance"]["weight"] for d in docs} == {0.0, 1.0, 1.5}
+def test_without_a_profile_it_is_near_exact_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = small()
+    meta = small().to("meta")
+    monkeypatch.setattr(flow, "parameters", lambda: meta.parameters())
+    monkeypatch.setattr(flow, "noise", lambda n, seed: torch.zeros(n, *flow.latent_shape))
+    plan = auto_plan.default_plan(flow)
+    assert plan == jf.Plan((jf.Method(width=64, tol=1e-4), jf.Method(tol=0.01, max_sweeps=2)))
 
 
-def test_batches_take_the_nearest_power_of_two(folder: Path, asked: list[Any]) -> None:
-    flow = maf(0.5, features=4, blocks=2, hidden=(8,))
-    for n in (1, 2, 3, 5, 4, 6, 300, 1000, 200):
-        flow.sample(n, plan="auto")
-    assert [call["batch"] for call in asked] == [1, 2, 4, 8, 256]
-    assert [call["rows"] for call in asked] == [128, 128, 128, 128, 512]
-    assert all(call["max_deviation"] == 1e-4 for call in asked)
+def test_guidance_that_was_not_measured_counts_as_no_profile(costs: Callable[..., None]) -> None:
+    costs(position=1.0, sweep=1.0)
+    flow = profiled(small(), cell(None, 0.1, 3, 0.01))
+    out = flow.sample(2, labels=1, guidance=1.0, seed=0)
+    assert out.stats.plan == jf.Plan((EXACT,) * 2)
 
 
-def test_nothing_to_decode_is_not_tuned(folder: Path, asked: list[Any]) -> None:
-    flow = labelled()
-    assert flow.sample(0, plan="auto").x.shape == (0, 1, 6, 6)
-    assert not asked
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("inf"), float("nan"), "0.1", True])
+def test_a_deviation_is_a_positive_number(bound: Any, costs: Callable[..., None]) -> None:
+    flow = profiled(small(), cell(None, 0.1, 3, 0.01))
+    with pytest.raises(ValueError, match="max_deviation must be positive"):
+        flow.sample(1, max_deviation=bound)
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", "other", "blocks", "old"])
-def test_a_damaged_plan_is_made_again(folder: Path, asked: list[Any], damage: str) -> None:
-    flow = labelled()
-    flow.sample(1, plan="auto")
-    (path,) = folder.iterdir()
-    doc = json.loads(path.read_text())
-    if damage == "other":
-        doc["about"]["setting"]["batch"] = 8
-        damage = json.dumps(doc)
-    elif damage == "blocks":
-        damage = json.dumps(doc | {"methods": doc["methods"] * 2})
-    elif damage == "old":  # of version 0.1, which closed its windows; no warning
-        doc["methods"][0] |= {"width": 4, "tol": 1e-3}
-        damage = json.dumps(doc | {"version": 1})
-    path.write_text(damage)
-    forget()
-    flow.sample(1, plan="auto")
-    assert len(asked) == 2
-    assert jf.Plan.load(path).methods == PLAN.methods
-    assert list(folder.iterdir()) == [path]
+@pytest.mark.parametrize(
+    "given", [{"plan": "selective"}, {"plan": "sequential"}, {"tol": 0.1}, {"init": "zeros"}]
+)
+def test_a_deviation_belongs_to_auto(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="max_deviation belongs to plan 'auto'"):
+        small().sample(1, max_deviation=0.1, **given)
 
 
-@pytest.mark.parametrize("tol", [0.501, 1e9])  # the tuner tries 10 times the bound of 0.05
-def test_a_plan_looser_than_any_the_tuner_tries_is_ignored(
-    folder: Path, asked: list[Any], tol: float
-) -> None:
-    flow = labelled()
-    flow.sample(1, plan="auto")
-    (path,) = folder.iterdir()
-    doc = json.loads(path.read_text())
-    doc["methods"][0]["tol"] = tol
-    path.write_text(json.dumps(doc))
-    forget()
-    words = re.escape(f"{path} is ignored: its tolerance {tol:g} is larger")
-    with pytest.warns(UserWarning, match=words) as caught:
-        assert flow.plan("auto", n=1) == PLAN
-    assert len(caught) == 1
-    assert len(asked) == 2
-    doc["methods"][0]["tol"] = 0.5
-    path.write_text(json.dumps(doc))
-    forget()
-    assert flow.plan("auto", n=1)[0].tol == 0.5
-    assert len(asked) == 2
+def test_a_stored_profile_is_found_again() -> None:
+    flow = profiled(small(), cell(None, 0.1, 3, 0.01))
+    assert flow.profile is not None
+    folder = keep(flow)
+    assert folder is not None
+    again = small()
+    found = entry_of(again, jf.Guidance())
+    assert found == flow.profile.entries[0]
+    (folder / "profile.json").write_text("{}")
+    assert entry_of(small(), jf.Guidance()) is None
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
-def test_a_plan_in_a_folder_that_others_can_write_is_not_used(
-    folder: Path, asked: list[Any], mode: int
-) -> None:
-    flow = labelled()
-    flow.sample(1, plan="auto")
-    (path,) = folder.iterdir()
-    doc = json.loads(path.read_text())
-    doc["methods"][0]["tol"] = 0.5
-    path.write_text(json.dumps(doc))
-    folder.chmod(mode)
-    forget()
-    with pytest.warns(UserWarning, match=f"{folder}: others can write to it") as caught:
-        found = [flow.plan("auto", n=1) for _ in range(2)]
-    assert found == [PLAN, PLAN]
-    assert len(caught) == 1
-    assert len(asked) == 2  # once more; this process remembers it
-    assert json.loads(path.read_text()) == doc
+def test_pick_spends_the_deviation_where_it_gains_most() -> None:
+    fast, slow = jf.Method(tol=0.1), jf.Method(width=1)
+    rows = [
+        [Choice(fast, 9.0, 0.05), Choice(slow, 10.0, 0.0)],
+        [Choice(fast, 1.0, 0.05), Choice(slow, 10.0, 0.0)],
+    ]
+    assert [m.width for m in pick(rows, 0.06)] == [1, None]
+    assert [m.width for m in pick(rows, 0.1)] == [None, None]
+    assert [m.width for m in pick(rows, 0.01)] == [1, 1]
 
 
-def test_a_folder_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]
-) -> None:
-    forget()
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "file"))
-    flow = labelled()
-    with pytest.warns(UserWarning, match="nothing is kept between runs; set JACOBIFLOW_CACHE") as caught:
-        flow.sample(1, plan="auto")
-    assert len(caught) == 1
-    flow.sample(1, plan="auto")  # no second warning, which would be an error here
-    assert len(asked) == 1
+def test_a_slight_gain_is_none() -> None:
+    rows = [[Choice(jf.Method(tol=0.1), 0.97, 0.0), Choice(jf.Method(width=1), 1.0, 0.0)]]
+    assert pick(rows, 0.1)[0].width == 1
 
 
-def test_where_plans_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("JACOBIFLOW_CACHE", "/own")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/shared")
-    assert cache_folder() == Path("/own")
-    monkeypatch.delenv("JACOBIFLOW_CACHE")
-    assert cache_folder() == Path("/shared/jacobiflow")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "jacobiflow"
+def test_costs_of_rows_that_leave() -> None:
+    """Two samples of four need two sweeps more: those cost as much as two rows."""
+    sizes = {"rows": 4, "length": 9, "widths": (8, 9)}
+    costs = Costs(position=0.5, alone=(1.0, 1.0), together=(4.0, 4.0), **sizes)
+    assert costs.swept(None, (3, 3, 3, 3), 4) == pytest.approx(12.0)
+    assert costs.swept(8, (1, 1, 1, 1), 8) == pytest.approx(8.0)
+    assert 4.0 + 2 * 1.8 < costs.swept(None, (1, 1, 3, 3), 4) < 4.0 + 2 * 2.2
+    assert costs.sequential(8) == pytest.approx(0.5 * 8 * 2)
 
 
-def test_threads_wait_for_one_tuning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
+def test_costs_are_measured_with_the_clock_that_is_given() -> None:
+    flow, now = small(), [0.0]
 
-    def slow(stack: Any, z: Any, **options: Any) -> jf.Plan:
-        calls.append(1)
-        time.sleep(0.05)
-        return PLAN
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
 
-    monkeypatch.setattr(core, "tune", slow)
-    flow = labelled()
-    found: list[jf.Plan] = []
-    threads = [threading.Thread(target=lambda: found.append(flow.plan("auto", n=2))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(calls) == 1
-    assert found == [PLAN] * 4
+    z = flow.to_prior(flow.noise(3, seed=0))
+    found = measure(flow.bound_blocks(3)[0], z, clock)
+    assert (found.rows, found.length, found.widths) == (3, 16, (8, 16))
+    assert found.position == 1 / 8
+    assert found.together[0] == 1.0
+    assert found.together[1] == 2.0  # extrapolated: the clock says that time has run out
 
 
-def test_what_samples_are_tuned_on(folder: Path, asked: list[Any]) -> None:
-    flow = labelled()
-    flow.sample(2, labels=1, plan="auto")
-    flow.sample(2, plan="auto")
-    classes, none = (call["stack"][0].conditioner.condition for call in asked)
-    own = flow.blocks[1].class_embed
-    assert torch.equal(classes[:, 0], own[torch.arange(128) % 3])
-    assert torch.allclose(none[:, 0], own.mean(0))
-    flow = subject("maf-context").flow
-    context = torch.arange(9.0).reshape(3, 3).double()
-    flow.sample(3, context=context, plan="auto")
-    flow.sample(3, context=context[1], plan="auto")
-    assert len(asked) == 3
-    assert torch.equal(asked[2]["stack"][0].conditioner.context, context[torch.arange(128) % 3])
+def test_costs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path))
+    monkeypatch.setattr(cost_model, "_known", {})
+    flow = small()
+    block, z = flow.bound_blocks(2)[0], flow.to_prior(flow.noise(2, seed=0))
+    first = cost_model.costs_of(block, z)
+    (path,) = (tmp_path / "costs").iterdir()
+    monkeypatch.setattr(cost_model, "_known", {})
+    monkeypatch.setattr(cost_model, "measure", lambda *_: pytest.fail("measured again"))
+    assert cost_model.costs_of(block, z) == first
+    assert json.loads(path.read_text())["rows"] == 2
 
 
-def test_mistakes_are_found_before_tuning(folder: Path, asked: list[Any]) -> None:
-    flow = labelled()
-    z = flow.noise(2, seed=0)
-    for options in ({"tol": 0.5}, {"init": "zeros"}):
-        with pytest.raises(TypeError, match="'auto' carry their own"):
-            flow.decode(z, "auto", **options)
-    with pytest.raises(ValueError, match=r"0 \.\. 2"):
-        flow.decode(z, "auto", labels=3)
-    with pytest.raises(ValueError, match="needs context"):
-        subject("maf-context").flow.sample(2, plan="auto")
-    with pytest.raises(ValueError, match="guidance is for TarFlow"):
-        subject("maf-affine").flow.sample(2, plan="auto", guidance=1.0)
-    with torch.no_grad():
-        flow.blocks[0].proj_in.bias[0] = float("nan")
-    with pytest.raises(jf.NonfiniteError):
-        flow.decode(z, "auto")
-    assert not asked
-    flow = labelled()
-    for bad in ({"batch_size": 0}, {"rows": 0}, {"max_deviation": 0.0}, {"max_deviation": float("nan")}):
-        with pytest.raises(ValueError, match=next(iter(bad))):
-            jf.tune(flow, **bad)
+def test_measuring_costs_changes_no_sample() -> None:
+    flow = profiled(small(), cell(None, 0.0, 3, 0.01))
+    z = flow.noise(3, seed=0)
+    before = flow.decode(z, "sequential").x
+    flow.plan(n=3)
+    assert torch.equal(flow.decode(z, "sequential").x, before)
 
 
-@pytest.mark.parametrize("name", ["tarflow-labels", "tarflow-shift", "maf-context", "nsf"])
-def test_a_real_plan_keeps_its_bound(name: str) -> None:
-    one = subject(name, torch.float32)
-    options = one.condition(32)
-    plan = jf.tune(one.flow, 2, 0.02, rows=16, **options)
-    about = plan.about
-    assert about["setting"]["batch"] == 2
-    assert about["setting"]["max_deviation"] == 0.02
-    assert about["setting"]["threads"] == torch.get_num_threads()
-    assert about["setting"]["torch"] == torch.__version__
-    assert about["setting"]["machine"]
-    assert len(about["tried"]) == 3
-    z = one.flow.noise(32, tuning.SEED)
-    off = one.flow.decode(z, plan, **options).x - one.flow.decode(z, "sequential", **options).x
-    assert off.abs().max() <= 0.016
-    assert about["measured"]["deviation"] == pytest.approx(off.abs().max().item(), abs=1e-4)
-    assert jf.Plan.from_json(plan.to_json()).about == about
+def test_a_call_in_parts_has_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
 
+    def of(flow: jf.Flow, n: int, **_: Any) -> jf.Plan:
+        asked.append(n)
+        return jf.Plan.sequential(len(flow.blocks))
 
-def test_global_random_numbers_are_left_alone(folder: Path) -> None:
-    torch.manual_seed(0)
-    want = torch.rand(3)
-    torch.manual_seed(0)
-    subject("maf-affine").flow.plan("auto", n=1)
-    assert torch.equal(torch.rand(3), want)
+    monkeypatch.setattr("jacobiflow.flows.plans.auto_plan", of)
+    assert len(small().sample(7, batch_size=3, seed=0).x) == 7
+    small().sample(2, batch_size=3, seed=0)
+    assert asked == [3, 2]

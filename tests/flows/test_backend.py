@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow.core.types import joined
 from jacobiflow.jobs.manifest import Job
 from jacobiflow.kernels import compile
 from subjects import maf, subject, tarflow
@@ -42,7 +41,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> jf.Flow:
 def test_stats_name_the_backend_and_the_plan(name: str) -> None:
     one = subject(name)
     z = one.flow.noise(2, seed=0)
-    usual = joined(b.engine.name for b in one.flow.bound_blocks(2, **one.condition(2), guidance=one.guidance))
+    blocks = one.flow.bound_blocks(2, **one.condition(2), guidance=one.guidance)
+    usual = " + ".join(sorted({b.engine.name for b in blocks}))
     for asked, ran in ((None, usual), ("torch", "torch")):
         stats = one.decode(z, "selective", tol=0.25, backend=asked).stats
         assert stats.backend == ran
@@ -50,10 +50,10 @@ def test_stats_name_the_backend_and_the_plan(name: str) -> None:
         assert None not in [m.unit for m in stats.plan]
     mine = jf.Plan((jf.Method(width=2, tol=1e-3),) * 3)
     out = one.decode(z, mine, check=True) if not one.guidance.weight else one.decode(z, mine)
-    assert out.stats.plan == mine.in_unit(one.flow.default_unit)
+    assert out.stats.plan == mine.resolved(one.flow.default_unit)
     assert out.stats.backend == usual
     block = jf.decode(one.block(0, 2), one.flow.to_prior(z), mine[0]).stats
-    assert (block.plan, block.backend) == (jf.Plan((mine[0],)), one.block(0, 2).engine.name)
+    assert (block.plan, block.backend) == (jf.Plan((mine[0].resolved(),)), one.block(0, 2).engine.name)
 
 
 def test_sample_takes_a_backend(eager: None) -> None:
@@ -80,8 +80,13 @@ def test_commands_show_what_ran(command: str, model: jf.Flow, eager: None, run: 
     size = ("--batch", 2) if command == "bench" else ("-n", 2)
     for flags, ran in (((), usual), (("--backend", "torch"), "torch"), (("--backend", "compile"), "compile")):
         doc = json.loads(run(command, "model", *size, "--json", *flags).out)
-        assert {row["backend"] for row in doc["rows"]} == {ran}
-        head, _, *rows = run(command, "model", *size, *flags).out.split("\n\n")[0].splitlines()
+        rows = doc["rows"] if command == "bench" else [doc]
+        assert {row["backend"] for row in rows} == {ran}
+        text = run(command, "model", *size, *flags).out
+        if command == "sample":
+            assert f", backend {ran}, " in text
+            continue
+        head, _, *rows = text.split("\n\n")[0].splitlines()
         at = head.index("backend")
         assert {row[at : at + 7].strip() for row in rows} == {ran}
 

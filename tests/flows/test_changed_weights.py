@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import jacobiflow as jf
 from hidden_writes import WAYS, Write
-from subjects import maf, tarflow
+from subjects import lattice, maf, tarflow
 
 FLOWS: dict[str, tuple[Callable[[], jf.Flow], str]] = {  # and a weight that counts
     "tarflow": (lambda: tarflow(0.3, num_classes=3), "blocks.1.net.layers.0.up.weight"),
@@ -26,7 +26,7 @@ FLOWS: dict[str, tuple[Callable[[], jf.Flow], str]] = {  # and a weight that cou
     "maf-double": (lambda: maf(0.8).double(), "blocks.1.head.weight"),
     "nsf": (lambda: maf(0.8, transform="spline"), "blocks.1.linears.1.weight"),
     "lattice": (
-        lambda: maf(0.8, features=25, reach=2, hidden=(24, 16), activation="tanh"),
+        lambda: lattice(0.8, features=25, reach=2, hidden=(24, 16), activation="tanh"),
         "blocks.1.linears.1.weight",
     ),
 }
@@ -118,7 +118,7 @@ def test_buffers_count(when: str) -> None:
     flow.var.numpy()[1, 1] = -1.0
     with pytest.raises(jf.NonfiniteError, match="prior variance"):
         decoded(flow)
-    flow = maf(0.8, linear=True)
+    flow = lattice(0.8, linear=True)
     before = decoded(flow)
     flow.blocks[1].head_mask.numpy()[-1] = False
     assert torch.equal(decoded(flow), fresh(flow))

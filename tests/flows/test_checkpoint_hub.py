@@ -125,7 +125,7 @@ def test_a_folder_of_that_name_comes_first(cache: Path) -> None:
 # The client, replaced
 
 
-def test_the_client_is_asked_for_three_files_of_one_revision(
+def test_the_client_is_asked_for_its_files_of_one_revision(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -141,7 +141,7 @@ def test_the_client_is_asked_for_three_files_of_one_revision(
     (options,) = asked
     assert options["repo"] == "user/toy"
     assert options["revision"] == "some-branch"
-    assert set(options["allow_patterns"]) == {CONFIG, WEIGHTS, CARD}
+    assert set(options["allow_patterns"]) == {CONFIG, WEIGHTS, CARD, "guess.safetensors", "profile.json"}
 
 
 @pytest.mark.parametrize(

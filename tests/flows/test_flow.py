@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 
 import pytest
@@ -177,12 +176,6 @@ def test_tarflow_shapes_that_make_no_sense(options: dict[str, object], says: str
         ({"order": ((0, 1), (1, 0))}, "one permutation"),
         ({"min_scale": 1.0}, "min_scale"),
         ({"activation": "sin"}, "activation"),
-        ({"reach": -1}, "reach must be 0 or more"),
-        ({"reach": 1}, "needs as many features as a square of side 3 or more has, not 19"),
-        ({"features": 16, "reach": 2}, "a square of side 5 or more has, not 16"),
-        ({"features": 25, "reach": 1, "order": "classes"}, "reach \\+ 1 must divide the side"),
-        ({"order": "classes"}, "needs a reach"),
-        ({"features": 9, "reach": 1, "context": 2}, "neither context nor residual"),
     ],
 )
 def test_maf_shapes_that_make_no_sense(options: dict[str, object], says: str) -> None:
@@ -212,51 +205,6 @@ def test_explicit_orders() -> None:
             if i:
                 assert jacobian[place, order[k][0]] != 0
     assert flow.sample(2, seed=0, check=True, tol=0.0).stats.residual.max() < 1e-12
-
-
-def test_a_local_network_sees_earlier_sites_nearby_and_is_the_same_everywhere() -> None:
-    flow = maf(1.5, features=49, reach=1, hidden=(16,), blocks=1, order="same", activation="tanh").double()
-    x = torch.randn(1, 49, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    jacobian = torch.autograd.functional.jacobian(lambda v: flow.encode(v).z, x)[0, :, 0]
-    sees = {(row, column): [] for row in range(7) for column in range(7)}
-    for site, other in jacobian.nonzero().tolist():
-        sees[divmod(site, 7)].append(divmod(other, 7))
-    assert sees[0, 0] == [(0, 0)]
-    assert sees[3, 3] == [(2, 2), (2, 3), (2, 4), (3, 2), (3, 3)]
-    assert sees[3, 6] == [(2, 0), (2, 5), (2, 6), (3, 0), (3, 5), (3, 6)]  # around the torus
-    assert len(sees[6, 6]) == 9
-    moved = flow.encode(x.view(1, 7, 7).roll((1, 1), (1, 2)).view(1, 49)).z.view(7, 7)
-    assert torch.allclose(moved[3:6, 3:6], flow.encode(x).z.view(7, 7)[2:5, 2:5], atol=1e-12)
-
-
-def test_a_class_of_sites_is_solved_by_one_sweep() -> None:
-    """Nine classes of four sites; a second sweep of each finds that nothing moves."""
-    shape = {"features": 36, "reach": 2, "hidden": (16,), "blocks": 2, "activation": "tanh"}
-    flow = maf(1.5, order="classes", **shape).double()
-    first, second = flow.config.orders()
-    assert torch.equal(first.view(9, 4), second.view(9, 4).flip(0))
-    for group in first.view(9, 4):
-        rows, columns = group // 6, group % 6
-        assert len(set((rows % 3).tolist())) == len(set((columns % 3).tolist())) == 1
-    z = flow.noise(5, seed=0)
-    out, exact = flow.decode(z), flow.decode(z, "sequential")
-    assert (out.x - exact.x).abs().max() < 1e-12
-    assert out.stats.status is jf.Status.EXACT
-    for block in out.stats.blocks:
-        assert block.sweeps.max() <= 2 * 9
-    assert (maf(1.5, order="same", **shape).double().decode(z).stats.blocks[0].sweeps > 2 * 9).any()
-
-
-def test_a_linear_map_next_to_the_data() -> None:
-    flow = maf(0.0, linear=True)
-    flow.linear.copy_(2 * torch.eye(19).flip(0))
-    out = flow.sample(3, seed=0)
-    assert torch.allclose(out.x, 2 * flow.noise(3, seed=0).flip(1), atol=1e-5)
-    assert out.log_det.tolist() == pytest.approx([19 * math.log(2)] * 3, abs=1e-4)
-    singular = maf(0.0, linear=True)
-    singular.linear[0] = 0
-    with pytest.raises(jf.NonfiniteError, match="linear map next to the data is singular"):
-        singular.sample(1)
 
 
 def test_weights_that_change_are_honoured() -> None:

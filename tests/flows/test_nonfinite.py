@@ -95,4 +95,4 @@ def test_studies_that_report_it_themselves_do_not_warn(overflowing: jf.Flow) -> 
     z = noise(overflowing, 3)
     compare(overflowing, z, ["uniform"], [2, 6], repeats=2)
     convergence(overflowing, z)
-    jf.tune(overflowing, 4, rows=8)
+    jf.tune(overflowing, 4)

@@ -20,7 +20,7 @@ from leftovers import PATIENCE, SMALL, command, files, samples
 from zygote import Zygote
 
 KILLS = 20
-N, SHARD = 800, 10
+N, SHARD = 1600, 10
 LONG = ("--format", "npz", "-n", N, "--labels", "0-2", "--shard", SHARD, "--batch", "5", "--seed", "1")
 
 
@@ -59,7 +59,7 @@ def test_twenty_kills(flow: Any, zygote: Zygote, tmp_path: Path) -> None:
     """
     draw = random.Random()
     out, whole = tmp_path / "out", tmp_path / "whole"
-    last = N // SHARD - 10
+    last = N // SHARD // 2  # so that no strike comes after the end
     moments = sorted(draw.randrange(last) for _ in range(KILLS))  # finished shards at which to strike
     moments[0] = 0  # the first time before anything is finished
     print("killed at", moments)
@@ -119,7 +119,7 @@ def test_other_runs_while_one_is_at_work(flow: Any, zygote: Zygote, tmp_path: Pa
         os.kill(pid, signal.SIGINT)
     assert ends(zygote, pids) == [2, 0]
     line = first.read_text().splitlines()[-1]
-    assert line.endswith(f" of 90,000 samples in {out}; the same command goes on from there")
+    assert line.endswith(f" of 90,000 samples in {out}: rerun the command to resume")
     done = int(line.split("stopped with ")[1].split(" of ")[0].replace(",", ""))
     assert 0 < done <= len(samples(out)["index"]) == SHARD * records(out)
 
@@ -136,7 +136,7 @@ def test_processes_that_lose_their_first(flow: Any, zygote: Zygote, tmp_path: Pa
     killed, left = ends(zygote, pids)
     if killed:  # else it was too late
         said = zygote.log.read_text().splitlines()[-1]
-        assert said == "jacobiflow sample: another process has ended; the same command goes on from here"
+        assert said == "jacobiflow sample: another process has ended: run the same command again to resume"
         assert (killed, left) == (-signal.SIGKILL, 2)
         assert records(out) >= 5
     assert ends(zygote, zygote.start("sample", flow[1], *flags, "--seed", 2, processes=2)) == [2, 2]
@@ -148,7 +148,7 @@ def test_processes_that_lose_their_first(flow: Any, zygote: Zygote, tmp_path: Pa
 
 # The C library is loaded first: its private copy in memory counts as a file, too.
 FULL = (
-    "import resource; from jacobiflow.kernels import native; native.library(); "
+    "import resource; from jacobiflow.kernels import build; build.library(); "
     "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
 )
 # Root writes anywhere, until it has lost this capability (CAP_DAC_OVERRIDE, at its next exec).
@@ -172,7 +172,7 @@ def test_a_full_disk(flow: Any, job: Any, tmp_path: Path) -> None:
     """A limit on the size of files is what a full disk looks like: the write fails."""
     out = tmp_path / "out"
     line = complaint(flow[1], *SMALL, "--out", out, before=FULL)
-    assert line == f"cannot write into {out}: File too large; mend that, and the same command goes on"
+    assert line == f"cannot write into {out}: File too large: fix that and rerun the command to resume"
     assert records(out) == 0
     assert list(out.glob(".partial/*")) == list(out.glob("shards/*")) == []
     assert job(out, *SMALL)[0] == 0

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +19,12 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import jacobiflow as jf
-from jacobiflow.cli import job as cli
 from jacobiflow.cli import sample
 from jacobiflow.core import locks as lock
 from jacobiflow.core import processes as world
+from jacobiflow.core import progress as bars
 from jacobiflow.data.pictures import to_pixels
-from jacobiflow.jobs import batch, manifest, progress, runner, shards
+from jacobiflow.jobs import batch_size, manifest, progress, runner, sampling, shards, start
 from leftovers import SMALL, files, samples
 from subjects import maf, tarflow
 
@@ -81,7 +82,7 @@ def test_the_same_job_makes_the_same_files(job: Any, whole: Path, tmp_path: Path
     status, out, err = job(tmp_path / "again", *SMALL)
     assert status == 0
     assert files(tmp_path / "again") == files(whole)
-    assert out == f"22 samples in 3 shards of {tmp_path / 'again'}, 3 of them made now\n22 converged\n"
+    assert out == f"22 samples in 3 shards in {tmp_path / 'again'}, 3 made now: 22 exact\n"
     assert err.startswith("22 samples in 3 shards of 8, batches of 4, on 1 x cpu with 1 thread, into ")
 
 
@@ -105,7 +106,7 @@ def test_options_reach_the_decoder(
     want = expected(flow[0], **options)
     assert np.array_equal(samples(tmp_path / "out")["x"], want.numpy())
     assert not torch.equal(want, expected(flow[0]))
-    assert "all of them found whole" in job(tmp_path / "out", *SMALL, *flags.split())[1]
+    assert "all of them complete before" in job(tmp_path / "out", *SMALL, *flags.split())[1]
 
 
 def test_denoising(job: Any, flow: Any, tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_pictures(job: Any, whole: Path, tmp_path: Path) -> None:
         rows = list(csv.DictReader(f))
     assert rows == [{"file_name": f"{i:09d}.png", "label": str(i % 3)} for i in range(8, 16)]
     found[3].unlink()
-    assert "1 of them made now" in job(tmp_path, *SMALL, "--format", "png")[1]
+    assert "1 made now" in job(tmp_path, *SMALL, "--format", "png")[1]
     assert found[3].exists()
 
 
@@ -168,10 +169,10 @@ def test_two_threads_draw_the_same_samples(job: Any, whole: Path, tmp_path: Path
 
 
 def test_a_large_number_is_a_job(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "LARGE", 20)
+    monkeypatch.setattr(sample, "LARGE_JOB", 20)
     assert job(tmp_path / "a", "-n", 20)[0] == 0
     assert samples(tmp_path / "a")["index"].tolist() == list(range(20))
-    assert job(tmp_path / "b", "-n", 20, "--plan", "uniform", "selective")[0] == 0
+    assert job(tmp_path / "b", "-n", 19)[0] == 0
     assert (tmp_path / "b/samples.npz").exists()
 
 
@@ -241,7 +242,7 @@ def test_a_damaged_shard_is_made_again(job: Any, whole: Path, copy: Path, kind: 
     DAMAGE[kind](copy)
     before = {p: p.stat().st_mtime_ns for p in copy.glob("shards/00000[02].npz")}
     status, out, _ = job(copy, *SMALL)
-    assert (status, "1 of them made now" in out) == (0, True)
+    assert (status, "1 made now" in out) == (0, True)
     assert files(copy) == files(whole)
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
@@ -281,7 +282,7 @@ def test_a_job_that_could_not_be_read_again_is_not_begun(
     jf.Plan((jf.Method(),) * 3, about={"seconds": float("nan"), "notes": "a" * 10**6}).save(plan)
     for _ in range(2):
         assert job(tmp_path / "out", *SMALL, "--plan", plan)[0] == 0
-    monkeypatch.setattr(manifest, "LARGEST", 1000)
+    monkeypatch.setattr(manifest, "MAX_TEXT_BYTES", 1000)
     status, _, err = job(tmp_path / "new", *SMALL, "--plan", plan)
     assert (status, err) == (
         2,
@@ -294,7 +295,7 @@ def test_a_shard_that_cannot_be_replaced_is_one_line(job: Any, copy: Path) -> No
     DAMAGE["a folder"](copy)
     status, _, err = job(copy, *SMALL)
     assert status == 2
-    assert f"cannot write into {copy}: Is a directory; mend that, and the same command goes on" in err
+    assert f"cannot write into {copy}: Is a directory: fix that and rerun the command to resume" in err
 
 
 def test_what_a_killed_job_was_writing_goes(job: Any, whole: Path, copy: Path) -> None:
@@ -303,17 +304,17 @@ def test_what_a_killed_job_was_writing_goes(job: Any, whole: Path, copy: Path) -
     (copy / ".SHA256SUMS.abc").write_bytes(b"half")
     (copy / ".manifest.json.abc").write_bytes(b"half")
     status, out, _ = job(copy, *SMALL)
-    assert (status, "all of them found whole" in out) == (0, True)
+    assert (status, "all of them complete before" in out) == (0, True)
     assert files(copy) == files(whole)
 
 
 def test_temporary_files_are_private(tmp_path: Path) -> None:
-    runner.clear(tmp_path)
+    start.clear(tmp_path)
     assert (tmp_path / ".partial").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner.clear(tmp_path)
+    start.clear(tmp_path)
     shards.write(tmp_path, {"shards/a": b"old"})
 
     def full(path: Any) -> None:
@@ -335,8 +336,8 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         (("-n", 23), "n 22, now 23"),
         (("--seed", 6), "seed 5, now 6"),
         (("--labels", "1"), "labels (0, 1, 2), now (1,)"),
-        (("--plan", "uniform"), "plan selective, now uniform"),
-        (("--tol", "0.25"), "tol None, now 0.25"),
+        (("--plan", "uniform"), "plan auto, now uniform"),
+        (("--tol", "0.25"), "plan auto, now selective; tol None, now 0.25"),
         (("--guidance", "1"), "guidance 0.0, now 1.0"),
         (("--denoise",), "denoise False, now True"),
         (("--format", "png"), "format npz, now png"),
@@ -396,10 +397,10 @@ def test_a_damaged_manifest(job: Any, copy: Path, kind: str) -> None:
 def test_a_second_job_on_one_folder(job: Any, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "WAIT", 0.1)
     with lock.Lock(copy) as first:
-        first.alone()
-        first.together()
+        first.exclusive()
+        first.shared()
         with lock.Lock(copy) as rank:  # a process of the same job
-            rank.together()
+            rank.shared()
             status, _, err = job(copy, *SMALL)
             assert status == 2
             who = f"process {os.getpid()} on "
@@ -414,13 +415,14 @@ def test_a_file_system_without_locks_is_told(copy: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(lock.fcntl, "flock", never)
     with lock.Lock(copy) as mine, pytest.warns(UserWarning, match="without locks: run one job there"):
-        mine.alone()
+        mine.exclusive()
 
 
 @pytest.mark.filterwarnings("always")  # the command prints its warnings
 def test_other_versions_are_told(job: Any, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = cli.versions
-    monkeypatch.setattr(cli, "versions", lambda *args: real(*args) | {"torch": "9.9"})
+    real = manifest.versions
+    for module in (start, runner):
+        monkeypatch.setattr(module, "versions", lambda *args: real(*args) | {"torch": "9.9"})
     (copy / "shards/000000.npz").unlink()
     status, _, err = job(copy, *SMALL)
     assert status == 0
@@ -432,9 +434,7 @@ def test_other_versions_are_told(job: Any, copy: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--format npz --plan uniform selective", "a job (--format) has one --plan"),
-        ("--format npz --time-at 1", "neither --time-at nor --repeats"),
-        ("--format npz --repeats 2", "neither --time-at nor --repeats"),
+        ("--format npz --check", "--check is for samples in memory"),
         ("--format npz -n 1000000001", "a job has at most 1,000,000,000 samples"),
         ("--format npz --batch 0", "--batch must be 1 or more, not 0"),
         ("--format npz --shard -1", "--shard must be 1 or more, not -1"),
@@ -444,10 +444,8 @@ def test_other_versions_are_told(job: Any, copy: Path, monkeypatch: pytest.Monke
         ("--format npz --labels 3", "--labels 3 is outside 0-2"),
         ("--format npz --plan gone.json", "cannot read the plan gone.json"),
         ("--format npz --guidance nan", "weight must be finite"),
-        ("--format jpeg", "'jpeg'"),
-        ("--batch 4", "--batch, --shard and --threads belong to jobs"),
-        ("--threads 1", "--batch, --shard and --threads belong to jobs"),
-        ("--shard 10", "--batch, --shard and --threads belong to jobs"),
+        ("--batch 4", "--batch and --shard belong to large jobs"),
+        ("--shard 10", "--batch and --shard belong to large jobs"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(job: Any, tmp_path: Path, flags: str, words: str) -> None:
@@ -463,7 +461,7 @@ def test_mistakes_are_one_line_and_leave_nothing(job: Any, tmp_path: Path, flags
         (
             lambda: maf(1.0),
             ("--format", "png"),
-            "--format png: samples of shape [19] are no pictures, use npz",
+            "--format png: samples of shape [19] are no images, use npz",
         ),
         (lambda: maf(1.0, context=2), ("--format", "npz"), "this flow needs context"),
         (lambda: maf(1.0), ("--format", "npz", "--guidance", "1"), "guidance is for TarFlow"),
@@ -547,21 +545,21 @@ def test_the_batch_follows_the_memory(
     flow: Any, monkeypatch: pytest.MonkeyPatch, free: float, near: int, want: int | None
 ) -> None:
     peaks = iter((10_000_000, 14_000_000))  # a million bytes for each of four samples
-    monkeypatch.setattr(batch, "available", lambda: free)
-    monkeypatch.setattr(batch, "_peak", lambda: next(peaks))
-    asked = manifest.Settings(n=1000)
+    monkeypatch.setattr(batch_size, "available_memory", lambda: free)
+    monkeypatch.setattr(batch_size, "_peak", lambda: next(peaks))
+    asked = sampling.Settings(n=1000)
     if want is None:
         with pytest.raises(manifest.JobError, match=r"needs 0\.0 GB of memory to decode"):
-            batch.find_batch(flow[0], asked, near)
+            batch_size.find_batch(flow[0], asked, near)
     else:
-        assert batch.find_batch(flow[0], asked, near) == want
+        assert batch_size.find_batch(flow[0], asked, near) == want
 
 
 @pytest.mark.parametrize(
     ("n", "size", "want"), [(10**6, 256, 1024), (10**6, 100, 1000), (30, 4, 28), (3, 8, 8)]
 )
 def test_shards_are_whole_batches(flow: Any, n: int, size: int, want: int) -> None:
-    assert batch.find_shard(flow[0], manifest.Settings(n=n), size) == want
+    assert batch_size.find_shard(flow[0], sampling.Settings(n=n), size) == want
 
 
 # Stopping, and telling
@@ -582,8 +580,8 @@ def test_ctrl_c_finishes_the_shard(
             status, _, err = job(tmp_path, *SMALL)
             assert status == 2
             assert err.splitlines()[-1] == (
-                f"jacobiflow sample: stopped with {done} of 22 samples in {tmp_path}; "
-                "the same command goes on from there"
+                f"jacobiflow sample: stopped with {done} of 22 samples in {tmp_path}: "
+                "rerun the command to resume"
             )
     assert job(tmp_path, *SMALL)[0] == 0
     assert files(tmp_path) == files(whole)
@@ -613,28 +611,28 @@ def test_the_echo_of_torchrun_is_no_second_press(monkeypatch: pytest.MonkeyPatch
 
 
 def test_progress_in_plain_lines(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = runner.draw
-    told = []
+    draw, count = runner.draw, progress.finished_samples
+    seen = []
 
     def wait(*args: Any) -> Any:
-        if args[2].number == 2:  # the watcher sees two finished shards before the last one is begun
-            while not told:
-                progress.time.sleep(0.001)
+        if args[3] == 16:  # the watcher sees two finished shards before the last one is begun
+            while not seen:
+                time.sleep(0.001)
         return draw(*args)
 
-    def line(count: int, total: int, rate: float) -> str:
-        if count == 16:
-            told.append(rate)
-        return f"{count} of {total}"
+    def look(folder: Path, job: Any) -> int:
+        finished = count(folder, job)
+        if finished == 16:
+            seen.append(finished)
+        return finished
 
     monkeypatch.setattr(runner, "draw", wait)
-    monkeypatch.setattr(progress, "line", line)
-    monkeypatch.setattr(progress, "LOOK", 0.001)
-    monkeypatch.setattr(progress, "TELL", 0.0)
+    monkeypatch.setattr(progress, "finished_samples", look)
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(bars, "LINE_SECONDS", 0.0)
     status, _, err = job(tmp_path, *SMALL)
     assert status == 0
-    assert "16 of 22" in err.splitlines()
-    assert told[0] > 0
+    assert any(line.startswith("16 of 22 samples, ") for line in err.splitlines())
 
 
 def test_a_number_of_processes_that_is_none(

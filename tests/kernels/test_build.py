@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from jacobiflow.kernels import native
+from jacobiflow.kernels import build
 
 
 @pytest.fixture(autouse=True)
 def there() -> None:
-    assert native.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
+    assert build.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
 
 
 @pytest.fixture
@@ -19,21 +19,21 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As in a process that has not looked for the library yet, with an empty cache folder."""
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "kept"))
     monkeypatch.delenv("JACOBIFLOW_NATIVE", raising=False)
-    monkeypatch.setattr(native, "library", native.library.__wrapped__)
+    monkeypatch.setattr(build, "library", build.library.__wrapped__)
     return tmp_path
 
 
 def test_it_is_built_once(fresh: Path) -> None:
-    assert native.library() is not None
+    assert build.library() is not None
     (built,) = (fresh / "kept/native").iterdir()
     made = built.stat().st_mtime_ns
-    assert native.library() is not None
+    assert build.library() is not None
     assert [(p, p.stat().st_mtime_ns) for p in (fresh / "kept/native").iterdir()] == [(built, made)]
 
 
 @pytest.mark.parametrize("damage", ["empty", "torn", "flipped", "foreign"])
 def test_a_damaged_one_is_built_again(fresh: Path, damage: str) -> None:
-    assert native.library() is not None
+    assert build.library() is not None
     (built,) = (fresh / "kept/native").iterdir()
     whole = built.read_bytes()
     middle = len(whole) // 2
@@ -46,9 +46,9 @@ def test_a_damaged_one_is_built_again(fresh: Path, damage: str) -> None:
             "foreign": b"not a library",
         }[damage]
     )
-    assert native.library() is not None
+    assert build.library() is not None
     assert [p.name for p in (fresh / "kept/native").iterdir()] == [built.name]
-    assert native._whole(built.read_bytes())
+    assert build._whole(built.read_bytes())
 
 
 def test_no_folder_to_keep_it_in(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,5 +56,5 @@ def test_no_folder_to_keep_it_in(fresh: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TMPDIR", str(fresh))
     monkeypatch.setattr("tempfile.tempdir", None)
     with pytest.warns(UserWarning, match="nothing is kept between runs"):
-        assert native.library() is not None
+        assert build.library() is not None
     assert [path.name for path in fresh.iterdir()] == ["kept"]  # the private folder is gone

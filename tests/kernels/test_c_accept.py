@@ -13,19 +13,19 @@ import jacobiflow as jf
 from jacobiflow.core import rows as reference
 from jacobiflow.core import stopping
 from jacobiflow.core.rows import Rows
-from jacobiflow.kernels import c_accept, native
+from jacobiflow.kernels import build, c_accept
 
 N, LENGTH = 40, 23
 
 
 @pytest.fixture(autouse=True)
 def there() -> None:
-    assert native.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
+    assert build.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
 
 
 def random_rows(draw: torch.Generator, dim: int, padding: int) -> Rows:
     z = torch.randn(N, LENGTH, dim, generator=draw)
-    rows = Rows.start(z, z[:, :1], torch.zeros(N, 1, dim), "noise", padding)
+    rows = Rows.start(z, z[:, :1], torch.zeros(N, 1, dim), reference.first_guess(z, "noise"), padding)
     rows.frontier = torch.randint(1, LENGTH + 1, (N,), generator=draw)
     rows.status[:3] = jf.Status.SWEEP_LIMIT.rank  # rows that have ended
     rows.sweeps += 2

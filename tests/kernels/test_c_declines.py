@@ -16,7 +16,7 @@ import jacobiflow as jf
 from jacobiflow.core.bijectors import ExpAffine
 from jacobiflow.flows.guidance import Guided
 from jacobiflow.flows.transformer import CausalTransformer, Layer, TransformerConditioner
-from jacobiflow.kernels import native
+from jacobiflow.kernels import build
 from jacobiflow.kernels.backend import bind
 from subjects import tarflow
 
@@ -175,7 +175,7 @@ CHANGES: dict[str, Callable[[jf.TarFlow], None]] = {
 
 @pytest.fixture(autouse=True)
 def there() -> None:
-    assert native.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
+    assert build.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
 
 
 def names(flow: jf.TarFlow, **options: Any) -> set[str]:

@@ -10,7 +10,7 @@ import torch
 from formulas import MAPS
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.description import Formula, description
-from jacobiflow.kernels import native
+from jacobiflow.kernels import build, c_library
 from jacobiflow.kernels.c_maps import CMap, c_map
 
 AFFINE = {name: MAPS[name] for name in ("exp", "softplus", "sigmoid")}
@@ -18,7 +18,7 @@ AFFINE = {name: MAPS[name] for name in ("exp", "softplus", "sigmoid")}
 
 @pytest.fixture(autouse=True)
 def there() -> None:
-    assert native.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
+    assert build.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
 
 
 def known(bijector: Bijector) -> CMap:
@@ -29,7 +29,11 @@ def known(bijector: Bijector) -> CMap:
 
 def test_every_formula_has_a_bijector_here() -> None:
     codes = {known(m).code for m in MAPS.values()}
-    assert codes == set(native.map_codes().values()) == set(range(len(native.map_codes())))
+    assert (
+        codes
+        == set(c_library.codes_of(build.library())[0].values())
+        == set(range(len(c_library.codes_of(build.library())[0])))
+    )
 
 
 class Doubled(ExpAffine):
@@ -64,11 +68,11 @@ def test_scales_without_a_floor_are_declined() -> None:
 
 
 def test_other_panels_are_noticed_when_the_library_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    lib = native.library()
+    lib = build.library()
     assert lib is not None
-    monkeypatch.setattr(native, "PANEL", 8)
+    monkeypatch.setattr(c_library, "PANEL", 8)
     with pytest.raises(RuntimeError, match="PANEL"):
-        native._declare(lib)
+        c_library.declare(lib)
 
 
 @pytest.mark.parametrize("name", AFFINE)

@@ -20,7 +20,7 @@ from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Shift
 from jacobiflow.core.block import Block, Start, take
 from jacobiflow.core.networks import MaskedNetwork
 from jacobiflow.flows.masked_mlp import ACTIVATIONS, MaskedConditioner, MaskedMLP
-from jacobiflow.kernels import c_masked, native
+from jacobiflow.kernels import build, c_library, c_masked
 from jacobiflow.kernels.backend import bind
 from jacobiflow.kernels.c_masked import CMaskedEngine, activation_code
 from jacobiflow.kernels.torch_reference import TorchEngine
@@ -42,7 +42,7 @@ CLOSE = {"atol": 2e-5, "rtol": 2e-5}
 
 @pytest.fixture(autouse=True)
 def there() -> None:
-    assert native.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
+    assert build.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
 
 
 def pair(n: int, bijector: Bijector | None = None, **shape: object) -> tuple[Block, Block, Tensor]:
@@ -84,7 +84,7 @@ def begin(x: Tensor, filled: float = 3.0) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("n", [1, 2, 7, 13])
 @torch.no_grad()
 def test_parameters_are_torchs(shape: str, threads: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(c_masked, "threads", lambda: threads)
+    monkeypatch.setattr(c_masked, "thread_count", lambda: threads)
     ours, exact, x = pair(n, **SHAPES[shape])
     end, engine = ours.length, ours.engine
     want = exact.conditioner.all_params(x.double()).float()
@@ -150,7 +150,7 @@ def test_every_row_has_its_own_window(shape: str, n: int) -> None:
 @torch.no_grad()
 def test_windows_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a group of them, in three threads."""
-    monkeypatch.setattr(c_masked, "threads", lambda: 3)
+    monkeypatch.setattr(c_masked, "thread_count", lambda: 3)
     ours, exact, x = pair(401, **SHAPES["residual context"])
     slide(ours, exact, x, 4, 1.0)
 
@@ -315,7 +315,7 @@ def shape_for(name: str) -> dict[str, object]:
 @torch.no_grad()
 def test_one_position_after_the_other_in_one_call(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values and slopes are those of single steps in double precision, whatever the stretches."""
-    monkeypatch.setattr(c_masked, "threads", lambda: 3)
+    monkeypatch.setattr(c_masked, "thread_count", lambda: 3)
     ours, exact, z = pair(n, MAPS[name], **shape_for(name))
     end, engine = ours.length, ours.engine
     want, slopes = steps(exact, z)
@@ -517,15 +517,15 @@ def test_without_the_library_torch_does_the_work(monkeypatch: pytest.MonkeyPatch
     ours, _, _ = pair(3, **SHAPES["plain"])
     assert isinstance(ours.conditioner, MaskedConditioner)
     monkeypatch.setenv("JACOBIFLOW_NATIVE", "0")
-    assert native.library.__wrapped__() is None
-    monkeypatch.setattr(c_masked, "library", native.library.__wrapped__)
+    assert build.library.__wrapped__() is None
+    monkeypatch.setattr(c_masked, "library", build.library.__wrapped__)
     assert declined(ours.conditioner, ours.bijector)
 
 
 def test_which_activations_are_known() -> None:
     codes = [activation_code(f) for f in (nn.ReLU(), nn.ELU(), nn.GELU(), nn.SiLU(), nn.Tanh())]
     assert [activation_code(f) for f in ACTIVATIONS.values()] == codes
-    assert {0, *codes} == set(native.activation_codes().values())  # 0 is none at all
+    assert {0, *codes} == set(c_library.codes_of(build.library())[1].values())  # 0 is none at all
     others = (
         nn.ELU(alpha=0.5),
         nn.GELU("tanh"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from torch import Tensor
 import jacobiflow as jf
 from jacobiflow.core.block import Block
 from jacobiflow.flows.masked_mlp import MaskedMLP
-from jacobiflow.kernels import c_transformer, native
+from jacobiflow.kernels import build, c_transformer
 from jacobiflow.kernels.c_transformer import CCache, CTransformerEngine, PackedTransformer
 from subjects import maf
 from subjects import tarflow as perturbed
@@ -45,12 +46,12 @@ CLOSE = {"atol": 2e-5, "rtol": 1e-5}  # float32 against float64
 
 @pytest.fixture(autouse=True)
 def there() -> None:
-    assert native.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
+    assert build.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
 
 
 @pytest.fixture(params=[1, 2, 5])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(c_transformer, "threads", lambda: request.param)
+    monkeypatch.setattr(c_transformer, "thread_count", lambda: request.param)
 
 
 def made(shape: str = "many heads", **options: object) -> jf.TarFlow:
@@ -103,7 +104,8 @@ def test_each_row_has_its_own_window(shape: str, guidance: str, threads: None) -
         cache = engine.new_cache(n)
         engine.params(x, 1, end - 1, cache)
         for i, start in enumerate(starts.tolist()):
-            cache.k[:, i, ..., start - 1 :, :] = cache.v[:, i, ..., start - 1 :, :] = torch.nan
+            for t in range(start - 1, end):
+                cache.k[:, i, ..., t // 16, :, t % 16] = cache.v[:, i, ..., t // 16, t % 16, :] = torch.nan
         before = x.clone()
         x[:, -1] = torch.nan  # never read
         for kept in (cache, None):
@@ -251,6 +253,51 @@ def test_batches_of_every_size(threads: None) -> None:
             torch.testing.assert_close(mixed[i, : len(want)], want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+@torch.no_grad()
+def test_wide_and_long(n: int, threads: None) -> None:
+    """Weights that are fetched ahead, and more rows than go through a step together."""
+    flow = made("round", patch_size=1, image_size=20, width=256)
+    ours, exact = pair(flow, n)
+    x, end, engine = inputs(flow, n), ours.length, ours.engine
+    want = exact.conditioner.all_params(x.double()).float()
+    torch.testing.assert_close(engine.params(x, 1, end - 1, None), want[:, 1:], **CLOSE)
+    cache, at = engine.new_cache(n), 1
+    for width in (201, 1, 3, 7, 10, 16, 30, 64, end - 333):
+        found = engine.params(x, at, width, cache)
+        torch.testing.assert_close(found, want[:, at : at + width], **CLOSE)
+        at += width
+    assert at == end
+
+
+def test_callers_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them has the other threads, the rest work alone; a child of fork() has threads of its own."""
+    monkeypatch.setattr(c_transformer, "thread_count", lambda: 3)
+    flow = made("round", width=64)
+    z = flow.noise(7, seed=0)
+    want = flow.decode(z, "selective", backend="c").x
+    found: list[Tensor] = []
+
+    def decode() -> None:
+        for _ in range(5):
+            found.append(flow.decode(z, "selective", backend="c").x)
+
+    callers = [threading.Thread(target=decode) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(found) == 15
+    for x in found:
+        torch.testing.assert_close(x, want, atol=1e-4, rtol=1e-4)
+    child = os.fork()
+    if not child:
+        with torch.no_grad():
+            same = flow.bound_blocks(7, backend="c")[0].engine.params(z, 1, 48, None)
+        os._exit(0 if same.isfinite().all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @torch.no_grad()
 def test_strided_and_sliced_inputs() -> None:
     flow = made()
@@ -283,7 +330,7 @@ def test_selected_rows_keep_what_is_cached(guidance: str) -> None:
     fewer, before = cache.select(rows), cache.k.clone()
     found = ours.engine.select(rows).params(x[rows], 5, end - 5, fewer)
     torch.testing.assert_close(found, want[rows, 5:], **CLOSE)
-    assert torch.equal(cache.k[..., :4, :], before[..., :4, :])
+    assert torch.equal(cache.k[..., 0, :, :4], before[..., 0, :, :4])
     scattered = ours.engine.select(rows).params(x[rows], torch.tensor([2, 4]), 2, cache.select(rows))
     torch.testing.assert_close(scattered, torch.stack((want[4, 2:4], want[1, 4:6])), **CLOSE)
 
@@ -421,7 +468,7 @@ import torch
 from subjects import tarflow
 from jacobiflow.kernels import c_transformer
 
-c_transformer.threads = lambda: 7
+c_transformer.thread_count = lambda: 7
 flow = tarflow(0.1, image_size=10, image_channels=3, patch_size=2, width=16, head_dim=8, blocks=1)
 n, t, d = 6, *flow.latent_shape
 size, page = 4 * n * t * d, mmap.PAGESIZE

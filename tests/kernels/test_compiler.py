@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jacobiflow.core import cache_folder
-from jacobiflow.kernels import native
+from jacobiflow.core import warn
+from jacobiflow.kernels import build
 
 COST = "so decoding runs in torch, several times slower"
 REMEDY = "install a C compiler or set CC, or set JACOBIFLOW_NATIVE=0 to silence this"
@@ -20,8 +20,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As in a process that has not looked for the library yet; where it would be kept."""
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "kept"))
     monkeypatch.delenv("JACOBIFLOW_NATIVE", raising=False)
-    monkeypatch.setattr(native, "library", native.library.__wrapped__)
-    monkeypatch.setattr(cache_folder, "_warned", set())
+    monkeypatch.setattr(build, "library", build.library.__wrapped__)
+    monkeypatch.setattr(warn, "_warned", set())
     return tmp_path / "kept/native"
 
 
@@ -29,8 +29,8 @@ def warned() -> list[str]:
     """What a process says that asks for the library twice and gets none."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert native.library() is None
-        assert native.version() == "torch"
+        assert build.library() is None
+        assert build.version() == "torch"
     return [str(w.message) for w in caught]
 
 
@@ -71,15 +71,15 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch, cc: str | None) -> None:
 
 def test_a_compiler_with_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: Path) -> None:
     """CC="gcc -O2", as build systems set it."""
-    real, seen = native._compiler()[0], tmp_path / "seen"
+    real, seen = build.compiler_command()[0], tmp_path / "seen"
     cc = tmp_path / "my cc"
     cc.write_text(f'#!/bin/sh\necho "$1" > {seen}\nexec {real} "$@"\n')
     cc.chmod(0o700)
     monkeypatch.setenv("CC", f"'{cc}' -O2")
-    assert native.library() is not None
+    assert build.library() is not None
     assert seen.read_text() == "-O2\n"
     (built,) = kept.iterdir()
-    assert native.version() == built.stem
+    assert build.version() == built.stem
     monkeypatch.setenv("CC", f"'{cc}' -O1")
-    assert native.library() is not None  # other arguments are another library
+    assert build.library() is not None  # other arguments are another library
     assert len(os.listdir(kept)) == 2

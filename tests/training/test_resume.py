@@ -22,11 +22,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from jacobiflow.cli import train as cli
 from jacobiflow.cli.main import main
 from jacobiflow.core import locks as lock
 from jacobiflow.core.processes import World
-from jacobiflow.training import log, loop, state
+from jacobiflow.training import log, loop, state, train
 from jacobiflow.training.loop import TrainingError
 from jacobiflow.training.recipe import Recipe
 
@@ -112,7 +111,7 @@ def test_a_stopped_run_saves_its_last_step(undisturbed, recipe, train, tmp_path,
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     step = max(json.loads(line)["step"] for line in lines)
     last = text.splitlines()[-1]
-    assert last == f"jacobiflow train: stopped after step {step}; the same command goes on from there"
+    assert last == f"jacobiflow train: stopped after step {step}: run the same command again to resume"
     with safe_open(tmp_path / state.FILE, framework="pt") as f:
         assert json.loads(f.metadata()["about"])["step"] == step
     assert told(train(tmp_path, *LONG)) == told(entries)
@@ -190,7 +189,7 @@ def test_a_repeated_sigterm_does_not_cut_the_save_short(short, recipe, train, tm
             assert main([*map(str, command(recipe, tmp_path, *SHORT))][1:]) == 2
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert capsys.readouterr().err.endswith("stopped after step 7; the same command goes on from there\n")
+    assert capsys.readouterr().err.endswith("stopped after step 7: run the same command again to resume\n")
     assert told(train(tmp_path, *SHORT)) == told(entries)
     assert_same_weights(whole, tmp_path)
 
@@ -230,7 +229,7 @@ def test_a_state_of_other_settings(short, refusal, tmp_path, flags, words):
     whole, _ = short
     out = shutil.copytree(whole, tmp_path / "out")
     line = refusal("--out", out, *SHORT, *flags.split())
-    assert line == f"{out} holds a run with other settings {words}: use those, or begin again in a new --out"
+    assert line == f"{out} holds a run with other settings {words}: use those, or start again in a new --out"
     assert_nothing_lost(whole, out, damaged=False)
 
 
@@ -260,7 +259,7 @@ def test_a_damaged_state(short, refusal, tmp_path, kind):
     path.write_bytes(DAMAGE[kind](path.read_bytes()))
     line = refusal("--out", out, *SHORT)
     assert line.startswith(f"{path} is damaged (")
-    assert line.endswith("): restore it, or begin again in a new --out")
+    assert line.endswith("): restore it, or start again in a new --out")
     assert_nothing_lost(whole, out, damaged=True)
 
 
@@ -296,7 +295,7 @@ def test_a_second_training_in_one_folder(short, refusal, tmp_path, monkeypatch):
     out = shutil.copytree(whole, tmp_path / "out")
     monkeypatch.setattr(lock, "WAIT", 0.1)
     with lock.Lock(out) as first:
-        first.alone()
+        first.exclusive()
         line = refusal("--out", out, *SHORT)
     assert line.startswith(f"{out} is in use by process {os.getpid()} on ")
     assert line.endswith(": wait for it, or use another --out")
@@ -309,7 +308,7 @@ def test_processes_that_read_other_images(recipe, tmp_path, monkeypatch):
 
     monkeypatch.setattr(World, "share", other)
     with pytest.raises(TrainingError, match="this process has read other images than the first"):
-        cli.train(Recipe.load(recipe), tmp_path, torch.device("cpu"), World())
+        train.train(Recipe.load(recipe), tmp_path, torch.device("cpu"), World())
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
@@ -328,7 +327,7 @@ def test_an_optimiser_of_another_shape(tmp_path):
     optimizer.step()
     optimizer.state[model.bias]["exp_avg"] = torch.zeros(3)
     state.save_state(tmp_path, 1, {}, model, optimizer, None)
-    with pytest.raises(state.StateError, match="what its optimiser knows of bias has another shape"):
+    with pytest.raises(state.StateError, match="its optimizer state of bias has another shape"):
         state.load_state(tmp_path, {}, model, torch.optim.AdamW(model.parameters()), None)
 
 
@@ -370,7 +369,7 @@ def test_two_processes_stop_together_and_one_goes_on(undisturbed, recipe, train,
         _, text = leader.communicate(timeout=PATIENCE)
         assert (other.wait(PATIENCE), leader.returncode) == (0, 2), text
     reached = max(entry["step"] for entry in read(tmp_path))
-    assert f"stopped after step {reached}; the same command goes on from there" in text.splitlines()[-1]
+    assert f"stopped after step {reached}: run the same command again to resume" in text.splitlines()[-1]
     assert_close(read(tmp_path), [entry for entry in entries if entry["step"] <= reached])
     with safe_open(tmp_path / state.FILE, framework="pt") as f:
         assert json.loads(f.metadata()["about"])["step"] == reached
@@ -392,7 +391,7 @@ def test_torchrun_passes_sigterm_on(undisturbed, recipe, train, tmp_path):
         process.send_signal(signal.SIGTERM)
         _, text = process.communicate(timeout=PATIENCE)
     reached = max(entry["step"] for entry in read(tmp_path))
-    line = f"jacobiflow train: stopped after step {reached}; the same command goes on from there"
+    line = f"jacobiflow train: stopped after step {reached}: run the same command again to resume"
     assert text.splitlines().count(line) == 1, text
     with safe_open(tmp_path / state.FILE, framework="pt") as f:
         assert json.loads(f.metadata()["about"])["step"] == reached < 120

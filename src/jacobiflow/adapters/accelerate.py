@@ -7,8 +7,8 @@ attribute is pickled, copied and moved with its owner; `restore` removes it.
 from __future__ import annotations
 
 import functools
-import importlib
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.distributions import Distribution, Transform
 
+from jacobiflow.adapters import made, pyro, zuko
 from jacobiflow.adapters.patch import Patch
+from jacobiflow.adapters.transform_spec import Declined
 from jacobiflow.core.types import JacobiflowError
 
 Model = TypeVar("Model")
-LIBRARIES = ("nflows", "zuko", "normflows", "pyro")
+KINDS: tuple[type[Patch], ...] = (made.Inverse, zuko.ForwardPatch, zuko.Inverse, pyro.Inverse, pyro.Condition)
 SEARCHED = ("sbi",)  # packages whose objects are all searched for transforms
 
 
@@ -32,34 +34,43 @@ class AccelerationError(JacobiflowError, TypeError):
 def accelerate(model: Model, tol: float = 1e-6) -> Model:
     """Speed up the slow direction of every autoregressive transform in `model`; returns the same object.
 
-    model: a module of nflows, zuko, normflows or Pyro, an sbi posterior or estimator, or a torch
-        distribution made of them.
+    model: a module of nflows, zuko, normflows, Pyro or of a copy of them, an sbi posterior or estimator, or a
+        torch distribution made of them.
     tol: largest relative change of a sample in its last sweep, in units of max(|x|, |z dx/dz|). It holds for
         float32; float64 is solved to its square, samples with gradients to a hundredth of it. It is never
         tighter than what the dtype, or the transform's own inner solver, can resolve.
 
     Results stay those of the library, up to tol. The original runs where it is faster. Samples have first
     derivatives with respect to noise, weights and context, by the implicit function theorem. Samples without
-    a finite inverse are NaN.
+    a finite inverse are NaN. A transform that computes something else than it seems to is not accelerated: a
+    warning says why.
     """
     if not 0 <= tol < 1:
         raise ValueError(f"tol must be in [0, 1), not {tol}")
-    looked, found = Counter[str](), 0
+    looked, declined, accepted = Counter[str](), Counter[str](), 0
     for item in _walk(model):
         looked[type(item).__name__] += 1
         for patch in _patches(item, tol):
-            found += 1
-            there = vars(item).get(patch.method)
-            if isinstance(there, Patch):
-                there.tol = tol
-            elif patch.inverter().min_rows < math.inf:  # else the original cannot be beaten
+            try:
+                min_rows = patch.inverter().min_rows
+            except Declined as reason:
+                declined[f"{type(item).__name__}: {reason}"] += 1
+                continue
+            accepted += 1
+            installed = vars(item).get(patch.method)
+            if isinstance(installed, Patch):
+                installed.tol = tol
+            elif min_rows < math.inf:  # else the original cannot be beaten
                 patch.install()
-    if not found:
+    reasons = "".join(f"; {count} {reason}" for reason, count in declined.items())
+    if not accepted:
         kinds = ", ".join(f"{count} {name}" for name, count in looked.items())
         raise AccelerationError(
-            f"nothing to accelerate in {type(model).__name__}: no masked autoregressive transform of "
-            f"{', '.join(LIBRARIES)} among {kinds or 'its parts'}"
+            f"nothing to accelerate in {type(model).__name__}: no masked autoregressive transform of a known "
+            f"structure among {kinds or 'its parts'}{reasons}"
         )
+    if declined:
+        warnings.warn(f"part of {type(model).__name__} is not accelerated{reasons}", stacklevel=2)
     return model
 
 
@@ -85,13 +96,8 @@ def accelerated(model: Model, tol: float = 1e-6) -> Iterator[Model]:
 
 
 def _patches(item: Any, tol: float) -> Iterator[Patch]:
-    """The patches that apply to `item`. Imports only the library that it comes from."""
-    roots = {kind.__module__.partition(".")[0] for kind in type(item).__mro__}
-    for name in LIBRARIES:
-        if name in roots:
-            for kind in importlib.import_module(f"jacobiflow.adapters.{name}").PATCHES:
-                if isinstance(item, kind.owners) and (patch := kind(item, tol)).describe() is not None:
-                    yield patch
+    """The patches that may apply to `item`, by its structure."""
+    return (kind(item, tol) for kind in KINDS if kind.matches(item))
 
 
 def _installed(model: Any) -> list[Patch]:

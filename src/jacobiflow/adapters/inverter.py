@@ -106,11 +106,9 @@ class TransformInverter:
         self.network: MaskedNetwork | None = None
         self.watch = Watch()
 
-    def pack(self, state: State, spec: TransformSpec | None) -> bool:
+    def pack(self, state: State, spec: TransformSpec) -> bool:
         """Read weights and layers, which may have been replaced. False: call the original, because its masks
         are not autoregressive."""
-        if spec is None:
-            return False
         self.spec, net = spec, spec.network
         masks = [link.mask for link in net.links]
         known = len(masks) == len(self.masks)
@@ -154,15 +152,15 @@ class TransformInverter:
         def weights() -> tuple[Tensor, ...]:
             return (*spec.module.parameters(), *shared)
 
-        forward, found = self._theta(*shared), self.network
+        forward, network = self._theta(*shared), self.network
         conditioner: Conditioner
-        if found is None:
+        if network is None:
             conditioner = ForeignConditioner(spec.length, forward, weights, context)
         elif spec.indexed:
             features = self.units[0]
-            conditioner = IndexedConditioner(found, forward, weights, context, terms, features=features)
+            conditioner = IndexedConditioner(network, forward, weights, context, terms, features=features)
         else:
-            conditioner = MaskedConditioner(found, forward, weights, context, terms)
+            conditioner = MaskedConditioner(network, forward, weights, context, terms)
         return bind(conditioner, spec.bijector, self.order)
 
     def _theta(self, shared: Tensor | None = None) -> Callable[[Tensor, Tensor | None], Tensor]:
@@ -173,9 +171,9 @@ class TransformInverter:
         def theta(x: Tensor, context: Tensor | None) -> Tensor:
             context = context if shared is None else shared.expand(len(x), -1)
             with library_mode():
-                found = spec.theta(x if back is None else x[:, back], context)
-            found = found if order is None else found[:, order]
-            return with_features(found, features, 0) if spec.indexed else found
+                own = spec.theta(x if back is None else x[:, back], context)
+            own = own if order is None else own[:, order]
+            return with_features(own, features, 0) if spec.indexed else own
 
         return theta
 

@@ -1,8 +1,8 @@
-"""Masked networks of other libraries, packed as a `MaskedNetwork`.
+"""Masked networks of other libraries: their layers, what the masks determine, and how to pack them.
 
-An adapter lists the linear maps of a network and how they are connected. The masks tell which unit depends on
-which feature. That gives the order of the features and the degree of every unit for any convention: natural
-or permuted orders, several features per pass, any acyclic graph.
+An adapter lists the masked linear layers of a network and how they are connected. The masks tell which unit
+depends on which feature. That gives the order of the features and the degree of every unit for any
+convention: natural or permuted orders, several features per pass, any acyclic graph.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from torch import Tensor, nn
 
 from jacobiflow.core.networks import MaskedNetwork, Stage
 
-_FUNCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
-    f: f
-    for f in (
-        *(torch.relu, torch.tanh, torch.sigmoid, F.relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.leaky_relu),
-        *(F.softplus, F.mish, F.hardtanh, F.relu6, F.softsign, F.tanh, F.sigmoid, F.hardswish, F.logsigmoid),
-    )
-}
+_FUNCTIONS = (
+    *(torch.relu, torch.tanh, torch.sigmoid, F.relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.leaky_relu),
+    *(F.softplus, F.mish, F.hardtanh, F.relu6, F.softsign, F.tanh, F.sigmoid, F.hardswish, F.logsigmoid),
+)
 _MODULES = (
     *(nn.ReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Softplus, nn.Mish, nn.Hardtanh),
     *(nn.ReLU6, nn.Softsign, nn.Tanh, nn.Sigmoid, nn.Hardswish, nn.LogSigmoid),
@@ -33,21 +30,24 @@ _MODULES = (
 
 def elementwise(activation: Any) -> Callable[[Tensor], Tensor] | None:
     """`activation` if it is known to be elementwise, so that units may be reordered; else None."""
-    if type(activation) in _MODULES:
-        # An in-place activation would overwrite the cached units.
-        own: Callable[[Tensor], Tensor] = (
-            type(activation)() if getattr(activation, "inplace", False) else activation
-        )
-        return own
-    try:
-        return _FUNCTIONS.get(activation)
-    except TypeError:
-        return None
+    known = type(activation) in _MODULES or any(activation is f for f in _FUNCTIONS)
+    # An in-place activation would overwrite the cached units.
+    own = type(activation)() if known and getattr(activation, "inplace", False) else activation
+    return own if known else None
+
+
+def is_masked_linear(layer: Any) -> bool:
+    """Whether a layer is a linear layer with a mask of its weight's shape."""
+    return (
+        isinstance(layer, nn.Linear)
+        and isinstance(mask := getattr(layer, "mask", None), Tensor)
+        and mask.shape == (layer.out_features, layer.in_features)
+    )
 
 
 @dataclass(frozen=True)
 class Link:
-    """A masked linear map: node `source`, activated or not, to a new node, plus node `skip`."""
+    """A masked linear layer: node `source`, activated or not, to a new node, plus node `skip`."""
 
     linear: nn.Linear  # with a `mask` of the weight's shape
     source: int
@@ -62,10 +62,14 @@ class Link:
         """[out, in], true where a weight is used."""
         return self.linear.mask.bool()  # type: ignore[operator]
 
+    def masked(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the layer alone, masked."""
+        weight = self.linear.weight * self.mask
+        return weight, weight.new_zeros(len(weight)) if self.linear.bias is None else self.linear.bias
+
     def folded(self) -> tuple[Tensor, Tensor]:
         """Weight and bias, masked, including the normalization of the source."""
-        weight = self.linear.weight * self.mask
-        bias: Tensor = weight.new_zeros(len(weight)) if self.linear.bias is None else self.linear.bias
+        weight, bias = self.masked()
         if self.before is not None:
             factor, offset = _affine(self.before)
             weight, bias = weight * factor, bias + weight @ offset
@@ -92,11 +96,11 @@ class ForeignNetwork:
 
     def terms(self, context: Tensor, units: tuple[Tensor, ...]) -> dict[int, Tensor]:
         """What context [n, C] adds to each link, [out, n], units in packed order."""
-        found = {i: link.context(context) for i, link in enumerate(self.links) if link.context is not None}
+        added = {i: link.context(context) for i, link in enumerate(self.links) if link.context is not None}
         if self.links[0].linear.in_features > self.length:
             rest = slice(0, self.first) if self.first else slice(self.length, None)
-            found[0] = F.linear(context, self.links[0].folded()[0][:, rest])
-        return {i: term.T[units[i + 1]] for i, term in found.items()}
+            added[0] = F.linear(context, self.links[0].folded()[0][:, rest])
+        return {i: term.T[units[i + 1]] for i, term in added.items()}
 
 
 @dataclass(frozen=True)
@@ -112,13 +116,13 @@ def structure(net: ForeignNetwork) -> Structure | None:
     """The structure of a network; None if its masks are not autoregressive in any order."""
     masks = [link.mask.cpu() for link in net.links]
     masks[0] = masks[0][:, net.columns]
-    order = _order(net, masks)
+    order = _order(_dependencies(net, masks))
     if order is None:
         return None
     position = torch.argsort(order)
     degrees = _degrees(net, masks, position + 1)
-    seen = torch.where(masks[-1], degrees[-1], 0).amax(1)[net.rows.cpu()]
-    if bool((seen > position[:, None]).any()):
+    highest = torch.where(masks[-1], degrees[-1], 0).amax(1)[net.rows.cpu()]
+    if bool((highest > position[:, None]).any()):
         return None
     units = (order, *(torch.argsort(d, stable=True) for d in degrees[1:]))
     ends = []
@@ -128,50 +132,54 @@ def structure(net: ForeignNetwork) -> Structure | None:
     return Structure(order, units, tuple(ends))
 
 
-def _order(net: ForeignNetwork, masks: list[Tensor]) -> Tensor | None:
-    """An order in which each feature depends on earlier ones only; the natural order if it is one."""
-    sees = [torch.eye(net.length, dtype=torch.bool)]
+def _dependencies(net: ForeignNetwork, masks: list[Tensor]) -> Tensor:
+    """[feature, feature]: whether the parameters of one feature depend on the other."""
+    reads = [torch.eye(net.length, dtype=torch.float32)]  # per node: [unit, feature]
     for link, mask in zip(net.links, masks, strict=True):
-        seen = (mask.float() @ sees[link.source].float()) > 0
-        sees.append(seen if link.skip is None else seen | sees[link.skip])
-    depends = sees[-1][net.rows.cpu()].any(1)  # [feature, feature]
-    level = torch.zeros(net.length, dtype=torch.long)
-    for candidate in (torch.arange(net.length), torch.argsort(depends.sum(1), stable=True)):
-        if not bool(depends[candidate][:, candidate].triu().any()):
-            return candidate
-    for _ in range(net.length):  # the longest path to each feature
-        new = torch.where(depends, level + 1, 0).amax(1)
-        if bool((new == level).all()):
-            return torch.argsort(level, stable=True)
-        level = new
-    return None
+        new = (mask.float() @ reads[link.source] > 0).float()
+        reads.append(new if link.skip is None else torch.maximum(new, reads[link.skip]))
+    return reads[-1][net.rows.cpu()].any(1)
+
+
+def _order(depends: Tensor) -> Tensor | None:
+    """An order in which each feature depends on earlier ones only; the natural order if it is one."""
+    if not bool(depends.triu().any()):
+        return torch.arange(len(depends))
+    while True:  # add indirect dependencies: then each feature has more of them than any that it depends on
+        wider = depends | (depends.float() @ depends.float() > 0)
+        if torch.equal(wider, depends):
+            return None if bool(depends.diagonal().any()) else torch.argsort(depends.sum(1), stable=True)
+        depends = wider
 
 
 def _degrees(net: ForeignNetwork, masks: list[Tensor], features: Tensor) -> list[Tensor]:
-    """Degrees of the units of each node except the head. Nodes of a residual stream share theirs."""
-    degrees = [features]
-    while True:
+    """Degrees of the units of each node except the head: a unit's degree is the largest that it reads.
+
+    A node that adds a skip shares the units, and so the degrees, of the node that is added.
+    """
+    shared = [0]  # the first node of the residual stream that each node is part of
+    for i, link in enumerate(net.links[:-1], start=1):
+        shared.append(i if link.skip is None else shared[link.skip])
+    degrees = [features, *(torch.zeros(len(mask), dtype=torch.long) for mask in masks[:-1])]
+    raised = True
+    while raised:
         raised = False
-        for i, (link, mask) in enumerate(zip(net.links[:-1], masks[:-1], strict=True)):
-            degree = torch.where(mask, degrees[link.source], 0).amax(1)
-            if link.skip is not None:
-                degree = torch.maximum(degree, degrees[link.skip])
-                raised |= bool((degree > degrees[link.skip]).any())
-                degrees[link.skip] = degree
-            if i + 1 < len(degrees):
-                degree = torch.maximum(degree, degrees[i + 1])
-            degrees[i + 1 :] = [degree, *degrees[i + 2 :]]
-        if not raised:
-            return degrees
+        for i, (link, mask) in enumerate(zip(net.links[:-1], masks[:-1], strict=True), start=1):
+            read = torch.where(mask, degrees[shared[link.source]], 0).amax(1)
+            new = torch.maximum(read, degrees[shared[i]])
+            raised |= not torch.equal(new, degrees[shared[i]])
+            degrees[shared[i]] = new
+    return [degrees[i] for i in shared]
 
 
-def pack(net: ForeignNetwork, found: Structure) -> MaskedNetwork:
+def pack(net: ForeignNetwork, known: Structure) -> MaskedNetwork:
     """The network as plain data, its units sorted by degree."""
     assert net.activation is not None
     stages = []
-    units = [index.to(net.links[0].linear.weight.device) for index in found.units]
+    units = [index.to(net.links[0].linear.weight.device) for index in known.units]
+    *hidden, last = net.links
     with torch.no_grad():
-        for i, link in enumerate(net.links[:-1]):
+        for i, link in enumerate(hidden):
             weight, bias = link.folded()
             weight = weight[:, net.columns] if i == 0 else weight
             norm = None
@@ -185,14 +193,13 @@ def pack(net: ForeignNetwork, found: Structure) -> MaskedNetwork:
                     source=link.source,
                     activated=link.activated,
                     skip=link.skip,
-                    ends=found.ends[i + 1],
+                    ends=known.ends[i + 1],
                     norm=norm,
                 )
             )
-        weight, bias = net.links[-1].folded()
+        weight, bias = last.folded()
         rows = net.rows.to(weight.device)[units[0]].flatten()
-        head = weight[rows][:, units[net.links[-1].source]]
-    last = net.links[-1]
+        head = weight[rows][:, units[last.source]]
     return MaskedNetwork(net.length, tuple(stages), head, bias[rows, None], net.activation, last.activated)
 
 

@@ -22,34 +22,25 @@ _GLOBAL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backwa
 class State:
     """All tensors of some modules, and whether their weights tell what they compute.
 
-    steady: deterministic and determined by the layers: no batch norm or dropout in training mode, no hooks,
-        no replaced method.
+    hooked: hooks or a replaced method may change what the layers compute.
+    noisy: batch norm or dropout is in training mode, or batch norm keeps no statistics.
     bare: the layers' attributes are the weights. Old-style weight norm sets them only when a layer is called.
     """
 
     def __init__(self, parts: Iterable[nn.Module]) -> None:
         self.tensors: list[Tensor] = []
-        self.steady = not any(getattr(globally, name) for name in _GLOBAL)
-        self.bare = True
+        self.hooked = any(getattr(globally, name) for name in _GLOBAL)
+        self.noisy, self.bare = False, True
         for m in (m for part in parts for m in part.modules()):
             self.tensors += [t for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
-            self.steady &= _steady(m)
+            self.hooked |= "forward" in m.__dict__ or any(getattr(m, name) for name in _HOOKS)
+            if isinstance(m, _BatchNorm):
+                self.noisy |= m.training or m.running_mean is None
+            elif isinstance(m, _Dropout):
+                self.noisy |= m.training and m.p > 0
             if m._forward_pre_hooks:
                 self.bare = False
-                self.steady &= all(isinstance(hook, WeightNorm) for hook in m._forward_pre_hooks.values())
-
-
-def _steady(m: nn.Module) -> bool:
-    if "forward" in m.__dict__ or any(getattr(m, name) for name in _HOOKS):
-        return False
-    if isinstance(m, _BatchNorm):
-        return not m.training and m.running_mean is not None
-    return not (isinstance(m, _Dropout) and m.training and m.p > 0)
-
-
-def runs_as(m: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether a module has the forward method of one of these classes."""
-    return any(isinstance(m, kind) and type(m).forward is kind.forward for kind in kinds)
+                self.hooked |= not all(isinstance(h, WeightNorm) for h in m._forward_pre_hooks.values())
 
 
 def ordinary(z: Tensor) -> bool:

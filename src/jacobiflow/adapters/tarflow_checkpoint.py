@@ -57,12 +57,12 @@ def import_tarflow(
         flow.config.image_size, flow.config.noise_std  # 256, 0.07
     """
     if isinstance(path_or_state_dict, Mapping):
-        found, stem, where = path_or_state_dict, "", "the state dict"
+        content, stem, where = path_or_state_dict, "", "the state dict"
     else:
         path = Path(path_or_state_dict)
-        found, stem, where = _read(path), path.stem, str(path)
+        content, stem, where = _read(path), path.stem, str(path)
     try:
-        state = _state_dict(found)
+        state = _state_dict(content)
         config = _config(state, image_channels)
         stated = _check_name(stem, config)
         config = replace(config, noise_std=float(stated if noise_std is None else noise_std))
@@ -107,6 +107,7 @@ def _read(path: Path) -> Any:
 
 
 def _read_torch(path: Path, file: BinaryIO) -> Any:
+    """The content of a file of torch.save, after a check of every byte."""
     if file.read(4) != b"PK\x03\x04":  # torch would read it as one of its older formats
         raise zipfile.BadZipFile
     with zipfile.ZipFile(file) as archive:
@@ -152,15 +153,15 @@ def _check_name(stem: str, config: TarFlowConfig) -> float:
 # Keys and shapes
 
 
-def _state_dict(found: Any) -> dict[str, Any]:
+def _state_dict(content: Any) -> dict[str, Any]:
     """The state dict itself, without wrappers and prefixes."""
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"holds a {type(found).__name__}, not a state dict")
-    nested = [name for name in WRAPPERS if isinstance(found.get(name), Mapping)]
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"holds a {type(content).__name__}, not a state dict")
+    nested = [name for name in WRAPPERS if isinstance(content.get(name), Mapping)]
     if len(nested) > 1:
         raise CheckpointError(f"holds state dicts under {' and '.join(nested)}; pass the one to import")
     state: dict[str, Any] = {}
-    for key, value in (found[nested[0]] if nested else found).items():
+    for key, value in (content[nested[0]] if nested else content).items():
         if not isinstance(key, str):
             raise CheckpointError(f"the keys of a state dict are text, not {key!r}")
         short = PREFIXES.sub("", key)
@@ -246,13 +247,12 @@ def _weights(state: Mapping[str, Any], config: TarFlowConfig) -> tuple[torch.dty
     for key in state:
         if key not in known:
             raise CheckpointError(f"unexpected key {key!r}")
-    found: dict[str, Tensor] = {key: state[key].detach() for key, ours in known.items() if ours}
-    for key, value in found.items():
+    tensors: dict[str, Tensor] = {key: state[key].detach() for key, ours in known.items() if ours}
+    dtype = torch.float64 if any(v.dtype == torch.float64 for v in tensors.values()) else torch.float32
+    weights = {"var": torch.ones(config.length, config.dim, dtype=dtype)}
+    for key, value in tensors.items():
         if not value.is_floating_point():
             raise CheckpointError(f"{key} is {value.dtype}, not floating point")
-    dtype = torch.float64 if any(v.dtype == torch.float64 for v in found.values()) else torch.float32
-    weights = {"var": torch.ones(config.length, config.dim, dtype=dtype)}
-    for key, value in found.items():
         value = value.to("cpu", dtype)
         if not bool(value.isfinite().all()):
             raise CheckpointError(f"{key} has non-finite values")

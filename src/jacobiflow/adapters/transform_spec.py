@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,13 @@ from torch import Tensor, nn
 
 from jacobiflow.adapters.masked import ForeignNetwork
 from jacobiflow.core.bijectors import Bijector
+
+Map = Callable[[Tensor], tuple[Tensor, Tensor]]  # [n, w] -> [n, w] and the log-determinant [n]
+Theta = Callable[[Tensor], Tensor]  # x [n, w] -> theta [n, w, P]
+
+
+class Declined(Exception):
+    """A transform looks familiar but cannot be accelerated. The text is the reason."""
 
 
 @contextmanager
@@ -64,26 +72,32 @@ class ForeignMap:
         return new.gather(1, at), log_slope.gather(1, at)
 
 
-def split_theta(function: Callable[..., Any], *ends: int, **options: Any) -> Callable[..., Any]:
-    """`function` of a value and several parameters, as a function of a value and theta split at `ends`."""
-
-    def of_theta(value: Tensor, theta: Tensor, inverse: bool) -> Any:
-        return function(value, *theta.tensor_split(ends, -1), inverse=inverse, **options)
-
-    return of_theta
-
-
 @dataclass(frozen=True)
 class TransformSpec:
-    """An autoregressive transform z = f(x; theta(x)) of another library."""
+    """An autoregressive transform z = f(x; theta(x)) of another library.
+
+    `maps` and `networks` are candidates, the fastest first; `recognise.verify` keeps one of each.
+    """
 
     length: int
     passes: int  # calls of the whole network that the library's own inverse takes
     module: nn.Module  # holds all weights
-    contexts: tuple[int, ...]  # context features that it accepts; 0: no context
+    contexts: tuple[int, ...]  # context features that it may accept; 0: no context
     theta: Callable[[Tensor, Tensor | None], Tensor]  # x [n, T], context [n, C] -> [n, T, P]
-    bijector: Bijector
-    network: ForeignNetwork
+    maps: tuple[Bijector, ...]
+    networks: tuple[ForeignNetwork, ...]
+    twin: Callable[[Theta, int], tuple[Map, Map]]  # forward and inverse of the first w features, given theta
+    options: object  # what else the map depends on; comparable
+
+    @property
+    def bijector(self) -> Bijector:
+        """The elementwise map."""
+        return self.maps[0]
+
+    @property
+    def network(self) -> ForeignNetwork:
+        """The layers and how they are connected."""
+        return self.networks[0]
 
     @property
     def indexed(self) -> bool:
@@ -94,3 +108,14 @@ class TransformSpec:
     def resolution(self) -> float:
         """Absolute error of the elementwise inverse."""
         return self.bijector.resolution if isinstance(self.bijector, ForeignMap) else 0.0
+
+
+def variant(owner: Any, **attributes: Any) -> Any:
+    """A shallow copy of an object with other attributes. Its own methods are bound to the copy."""
+    twin = object.__new__(type(owner))
+    vars(twin).update(vars(owner))
+    for name, value in vars(owner).items():
+        if isinstance(value, types.MethodType) and value.__self__ is owner:
+            vars(twin)[name] = types.MethodType(value.__func__, twin)
+    vars(twin).update(attributes)
+    return twin

@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Transform
-from zuko import transforms
-from zuko.flows.autoregressive import MaskedAutoregressiveTransform
-from zuko.nn import MaskedLinear, MaskedMLP, Residual
-from zuko.utils import unpack
 
-from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise
-from jacobiflow.adapters.module_state import runs_as
+from jacobiflow.adapters.maps import SoftclipAffine, SoftclipSpline
+from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
 from jacobiflow.adapters.patch import Patch
-from jacobiflow.adapters.transform_spec import ForeignMap, TransformSpec
-from jacobiflow.core.bijectors import Bijector, Spline
-from jacobiflow.core.description import Formula
+from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, variant
+from jacobiflow.core.bijectors import Bijector
+
+ATTRIBUTES = {"univariate", "shapes", "total", "passes"}
 
 
 class ForwardPatch(Patch):
     """`lazy(context)`, which returns a transform: that one is accelerated."""
 
     method = "forward"
-    owners = (MaskedAutoregressiveTransform,)
 
-    def describe(self) -> TransformSpec | None:
-        plain = MaskedAutoregressiveTransform
-        if type(self.owner).forward is not plain.forward or type(self.owner).meta is not plain.meta:
-            return None
-        return describe(self.owner)
+    @classmethod
+    def matches(cls, item: Any) -> bool:
+        if not isinstance(item, nn.Module) or not isinstance(item._modules.get("hyper"), nn.Sequential):
+            return False
+        return {*vars(item), *item._modules} >= ATTRIBUTES and hasattr(type(item), "meta")
 
-    def parts(self) -> Iterable[nn.Module]:
-        return _parts(self.owner)
+    def describe(self, module: Any) -> TransformSpec:
+        return describe(module, lambda lazy: type(lazy).forward(lazy))
 
     def __call__(self, c: Tensor | None = None) -> Transform:
         return self.pass_on(self.original()(c), Inverse)  # type: ignore[no-any-return]
@@ -48,145 +42,111 @@ class Inverse(Patch):
     """`transform._inverse(y)` of a transform whose context is bound."""
 
     method = "_inverse"
-    owners = (transforms.AutoregressiveTransform,)
 
-    def describe(self) -> TransformSpec | None:
-        meta = self.owner.meta
+    @classmethod
+    def matches(cls, item: Any) -> bool:
+        meta = vars(item).get("meta") if isinstance(item, Transform) else None
         lazy = getattr(getattr(meta, "func", None), "__self__", None)
-        if not isinstance(lazy, MaskedAutoregressiveTransform) or meta.func != lazy.meta:
-            return None
-        return describe(lazy)
+        return ForwardPatch.matches(lazy) and meta.func == lazy.meta  # type: ignore[union-attr]
 
-    def parts(self) -> Iterable[nn.Module]:
-        return _parts(self.owner.meta.func.__self__)
+    @property
+    def module(self) -> nn.Module:
+        return self.owner.meta.func.__self__  # type: ignore[no-any-return]
+
+    def describe(self, module: Any) -> TransformSpec:
+        def transform(lazy: Any) -> Any:
+            made = variant(self.owner, meta=functools.partial(lazy.meta, None), passes=lazy.passes)
+            vars(made).pop(self.method, None)
+            return made
+
+        return describe(module, transform)
 
     def __call__(self, y: Tensor) -> Tensor:
         (context,) = self.owner.meta.args
-        shape = y.shape
-        flat, rows = y.reshape(-1, shape[-1]), None
-        if context is not None:
-            batch = torch.broadcast_shapes(shape[:-1], context.shape[:-1])  # type: ignore[no-untyped-call]
-            flat = y.expand(*batch, shape[-1]).reshape(-1, shape[-1])
-            rows = context.reshape(-1, context.shape[-1])
-            if len(rows) > 1:
-                rows = context.expand(*batch, context.shape[-1]).reshape(-1, context.shape[-1])
-            shape = torch.Size((*batch, shape[-1]))
-        found = self.solved(flat, rows)
-        return self.original()(y) if found is None else found[0].view(shape)
+        x = self.solved_batch(y, context)
+        return self.original()(y) if x is None else x
 
 
-PATCHES = (ForwardPatch, Inverse)
+def describe(lazy: Any, transform: Callable[[Any], Any]) -> TransformSpec:
+    """The description of a lazy transform; transform(lazy) is the transform without context that it makes."""
+    network = _network(lazy)
+    length = network.length
 
+    def twin(theta: Theta, width: int) -> tuple[Map, Map]:
+        made = transform(_part(lazy, theta, torch.arange(width)))
 
-def describe(lazy: Any) -> TransformSpec | None:
-    """The description of a transform; None if its univariate map is a network that features share."""
-    length = lazy.hyper.out_features // lazy.total
-    bijector = _bijector(lazy, length)
-    if bijector is None or not runs_as(lazy.hyper, MaskedMLP):
-        return None
-    network = _network(lazy.hyper, length)
-    if network is None:
-        return None
+        def inverse(z: Tensor) -> tuple[Tensor, Tensor]:
+            x = made._inverse(z)
+            return x, -made.call_and_ladj(x)[1]
+
+        return made.call_and_ladj, inverse
+
     return TransformSpec(
         length=length,
         passes=lazy.passes,
         module=lazy,
         contexts=(network.links[0].linear.in_features - length,),
         theta=lambda x, c: lazy.hyper(x if c is None else torch.cat((x, c), -1)).view(len(x), length, -1),
-        bijector=bijector,
-        network=network,
+        maps=tuple(_maps(lazy, length)),
+        networks=(network,),
+        twin=twin,
+        options=(id(lazy.univariate), [tuple(s) for s in lazy.shapes]),
     )
 
 
-@dataclass(frozen=True)
-class SoftclipAffine:
-    """z = exp(softclip(a)) x + b, theta = (b, a): zuko's affine map; softclip bounds the slope."""
-
-    slope: float = 1e-3
-    params: int = 2
-
-    def describe(self) -> Formula:
-        return Formula("softclip", (-1 / math.log(self.slope),))
-
-    def _scale(self, a: Tensor) -> Tensor:
-        return a / (1 + (a / math.log(self.slope)).abs())
-
-    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        b, a = theta.chunk(2, dim=-1)
-        a = self._scale(a)
-        return torch.addcmul(b, x, a.exp()), a
-
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        b, a = theta.chunk(2, dim=-1)
-        a = self._scale(a)
-        return (z - b) / a.exp(), -a
+# The univariate map
 
 
-class SoftclipSpline(Spline):
-    """zuko's rational-quadratic spline: soft-clipped parameters, slopes exponentiated."""
-
-    def describe(self) -> Formula:
-        strength = -1 / math.log(self.min_slope)
-        return Formula("clipped_spline", (self.bins, self.bound, self.min_bin, strength))
-
-    def _edges(self, raw: Tensor) -> Tensor:
-        return super()._edges(raw / (1 + (raw * (2 / math.log(self.min_slope))).abs()))
-
-    def _slopes(self, raw: Tensor) -> Tensor:
-        return (raw / (1 + (raw / math.log(self.min_slope)).abs())).exp()
-
-
-def _univariate(
-    make: Any,
-    shapes: tuple[torch.Size, ...],
-    resolution: float,
-    value: Tensor,
-    theta: Tensor,
-    inverse: bool,
-    features: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Any univariate map of zuko. `make` returns it, given its parameters.
-
-    features: given if `make` is a module with a network per feature.
-    """
-    make = make if features is None else _sliced(make, features)
-    transform = make(*unpack(theta, shapes))
-    if not inverse:
-        return transform.call_and_ladj(value)  # type: ignore[no-any-return]
-    x: Tensor = transform.inv(value)
-    with torch.no_grad():
-        log_slope = -transform.call_and_ladj(x.detach())[1]
-        if resolution:  # absolute, so that the unit |z dx/dz| of relative changes is at least 1
-            log_slope = torch.maximum(log_slope, -value.abs().clamp_min(1e-30).log())
-    return x, log_slope
+def _maps(lazy: Any, length: int) -> Iterator[Bijector]:
+    """Maps of ours that may have the same formula, then the transform's own."""
+    make, shapes = lazy.univariate, [tuple(s) for s in lazy.shapes]
+    options = make.keywords if isinstance(make, functools.partial) else {}
+    slope, bound = options.get("slope", 1e-3), options.get("bound", 5.0)
+    if shapes == [(), ()] and 0 < slope < 1:
+        yield SoftclipAffine(slope)
+    bins = shapes[0][0] if shapes[0] else 0
+    if bins > 1 and shapes == [(bins,), (bins,), (bins - 1,)] and 0 < slope < 1:
+        yield SoftclipSpline(bins, bound, min_bin=0.0, min_slope=slope)
+    stack = isinstance(make, nn.Module)  # a network per feature
+    if stack and any(p.shape[:1] != (length,) for p in make.parameters()):
+        raise Declined("its features share the network of its univariate map")
+    resolution = _resolution(make(*map(torch.zeros, shapes)))
+    yield ForeignMap(_own_map(lazy, resolution), features=length if stack else 0, resolution=resolution)
 
 
-def _bijector(lazy: Any, length: int) -> Bijector | None:
-    """Our own map where it has the same formula, else zuko's. None as in `describe`."""
-    make, shapes = lazy.univariate, tuple(torch.Size(s) for s in lazy.shapes)
-    options: dict[str, Any] = {}
-    if isinstance(make, functools.partial) and not make.args:
-        options, make = make.keywords, make.func
-    slope = options.get("slope", 1e-3)
-    usual = 0 < slope < 1
-    if make is transforms.MonotonicAffineTransform and set(options) <= {"slope"} and usual:
-        return SoftclipAffine(slope)
-    several = make is transforms.MonotonicRQSTransform and shapes[0][0] > 1
-    if several and set(options) <= {"slope", "bound"} and usual:
-        return SoftclipSpline(shapes[0][0], options.get("bound", 5.0), min_bin=0.0, min_slope=slope)
-    stack = lazy.univariate if isinstance(lazy.univariate, nn.Module) else None
-    if stack is not None and any(p.shape[:1] != (length,) for p in stack.parameters()):
-        return None
-    resolution = _resolution(lazy.univariate(*map(torch.zeros, shapes)))
-    function = functools.partial(_univariate, lazy.univariate, shapes, resolution)
-    return ForeignMap(function, features=0 if stack is None else length, resolution=resolution)
+def _own_map(lazy: Any, resolution: float) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The transform's own univariate map."""
+    first = torch.arange(1)
+
+    def function(
+        value: Tensor, theta: Tensor, inverse: bool, features: Tensor = first
+    ) -> tuple[Tensor, Tensor]:
+        transform = _part(lazy, lambda x: theta, features).meta(None, value).base
+        if not inverse:
+            return transform.call_and_ladj(value)  # type: ignore[no-any-return]
+        x: Tensor = transform.inv(value)
+        with torch.no_grad():
+            log_slope = -transform.call_and_ladj(x.detach())[1]
+            if resolution:  # absolute, so that the unit |z dx/dz| of relative changes is at least 1
+                log_slope = torch.maximum(log_slope, -value.abs().clamp_min(1e-30).log())
+        return x, log_slope
+
+    return function
+
+
+def _part(lazy: Any, theta: Theta, features: Tensor) -> Any:
+    """The lazy transform of these features only, with given parameters instead of a network."""
+    univariate = lazy.univariate
+    if isinstance(univariate, nn.Module):
+        univariate = _sliced(univariate, features)
+    return variant(lazy, hyper=lambda x: theta(x).flatten(-2), univariate=univariate, passes=len(features))
 
 
 def _resolution(transform: Any) -> float:
     """The width of the last interval of a bisection; 0 for closed forms."""
-    if isinstance(transform, transforms.ComposedTransform):
-        return max(map(_resolution, transform.transforms))
-    if isinstance(transform, transforms.MonotonicTransform):
+    if parts := getattr(transform, "transforms", None):
+        return max(map(_resolution, parts))
+    if hasattr(transform, "bound") and hasattr(transform, "eps"):
         width = 2 * transform.bound
         return width / 2 ** math.ceil(math.log2(width / transform.eps))  # type: ignore[no-any-return]
     return 0.0
@@ -194,43 +154,34 @@ def _resolution(transform: Any) -> float:
 
 def _sliced(module: nn.Module, features: Tensor) -> nn.Module:
     """Of a module with a network per feature, the networks of these features."""
-    cut = copy.copy(module)
-    cut.__dict__ = module.__dict__ | {
-        "_parameters": {k: p if p is None else p[features] for k, p in module._parameters.items()},
-        "_modules": {k: m if m is None else _sliced(m, features) for k, m in module._modules.items()},
-    }
-    return cut
+    parameters = {k: p if p is None else p[features] for k, p in module._parameters.items()}
+    modules = {k: m if m is None else _sliced(m, features) for k, m in module._modules.items()}
+    return variant(module, _parameters=parameters, _modules=modules)  # type: ignore[no-any-return]
 
 
-def _parts(lazy: Any) -> Iterable[nn.Module]:
-    """The modules with weights: the network and, if it has any, the univariate map."""
-    return (lazy.hyper, lazy.univariate) if isinstance(lazy.univariate, nn.Module) else (lazy.hyper,)
+# The network
 
 
-def _network(hyper: Any, length: int) -> ForeignNetwork | None:
-    """The layers of a MaskedMLP: linear maps with activations between, or residual blocks. None if a linear
-    map is not of zuko's class."""
+def _network(lazy: Any) -> ForeignNetwork:
+    """The layers of a masked MLP: linear layers with activations between, or residual blocks."""
     links: list[Link] = []
-    kinds: dict[str, nn.Module] = {}
+    activations: dict[str, nn.Module] = {}
     active = False
-    for layer in hyper:
-        if runs_as(layer, MaskedLinear):
+    for layer in lazy.hyper:
+        residual = isinstance(layer, nn.Sequential) and len(layer) == 3
+        if is_masked_linear(layer):
             links.append(Link(layer, len(links), active))
             active = False
-        elif isinstance(layer, nn.Linear) or (isinstance(layer, Residual) and active):
-            return None
-        elif isinstance(layer, Residual):
-            first, kind, second = layer
-            if not runs_as(layer, Residual) or not all(runs_as(m, MaskedLinear) for m in (first, second)):
-                return None
-            kinds[repr(kind)] = kind
-            links.append(Link(first, len(links), False))
-            links.append(Link(second, len(links), skip=len(links) - 1))
+        elif residual and is_masked_linear(layer[0]) and is_masked_linear(layer[2]) and not active:
+            activations[repr(layer[1])] = layer[1]
+            links.append(Link(layer[0], len(links), False))
+            links.append(Link(layer[2], len(links), skip=len(links) - 1))
+        elif isinstance(layer, nn.Linear | nn.Sequential):
+            raise Declined(f"its {type(layer).__name__} is not a masked layer as in zuko")
         else:
-            kinds[repr(layer)] = layer
+            activations[repr(layer)] = layer
             active = True
-    activation = elementwise(next(iter(kinds.values()), None)) if len(kinds) == 1 else None
-    if len(links) < 2:
-        activation = None
-    rows = torch.arange(links[-1].linear.out_features).view(length, -1)
-    return ForeignNetwork(length, tuple(links), activation, rows)
+    packable = len(activations) == 1 and len(links) > 1
+    activation = elementwise(next(iter(activations.values()))) if packable else None
+    rows = torch.arange(links[-1].linear.out_features).view(-1, lazy.total)
+    return ForeignNetwork(len(rows), tuple(links), activation, rows)

@@ -2,141 +2,129 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 import tyro
 
-import jacobiflow
-from jacobiflow.cli.options import (
-    make_folder,
-    note,
-    parse,
-    parse_labels,
-    pick_device,
-    refuse_context,
-    report,
-)
-from jacobiflow.cli.sample import SWEPT, check_plans, exit_status, show
-from jacobiflow.core.hardware import machine
-from jacobiflow.core.records import as_json
+from jacobiflow import __version__
+from jacobiflow.cli import options as cli
+from jacobiflow.core.hardware import processor_name
 from jacobiflow.data.pictures import as_images, save_strip
-from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.compare import Row, compare
 from jacobiflow.flows.nonfinite import remedy
 
+HEAD = ("plan", "batch", "seconds", "speed-up", "sweeps per block", "largest dev.", "mean dev.", "backend")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Args:
     """Time plans against sequential decoding on this machine.
 
-    Every plan decodes the same noise at each batch size. Runs alternate between plans, the table
-    shows their medians, and how far each answer is from exact. Into --out go bench.json and, for images,
-    bench.png: one row of samples per plan with its time.
+    Every plan decodes the same noise at each batch size. Runs alternate between
+    plans. The table shows their median time, the sweeps per block and the
+    deviation from exact. Writes bench.json and, for images, bench.png into --out:
+    one row of samples per plan with its time.
 
     example: jacobiflow bench mnist --batch 1 16 --plan uniform selective
     """
 
-    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
-    """A bundled name, a checkpoint folder or a hub id."""
-    batch: tuple[int, ...] = (1, 16)
-    """Batch sizes, one or several."""
-    plan: tuple[str, ...] = ("selective",)
-    """uniform, selective, auto or a plan's JSON file; one or several."""
-    tol: Annotated[float | None, tyro.conf.arg(metavar="TOL")] = None
-    """Largest last update of swept blocks. Left out: the model's own."""
-    init: Annotated[Literal["zeros", "noise", "previous"] | None, tyro.conf.arg(metavar="INIT")] = None
-    """First guess of sweeps: zeros, noise or previous."""
-    labels: Annotated[str | None, tyro.conf.arg(metavar="LABELS")] = None
-    """Classes, in turn: 3, 0-9 or 1,3,5-7. Left out: no label."""
-    seed: int = 0
-    """Sample i depends on (seed, i) only."""
-    repeats: int = 5
-    """Runs of each plan; the table shows their median."""
-    threads: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Threads to use. Left out: as many as torch takes."""
-    backend: Annotated[Literal["torch", "c", "compile"] | None, tyro.conf.arg(metavar="BACKEND")] = None
-    """What evaluates the network: torch, c or compile. Left out: the fastest that supports the model."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
-    out: Path = Path("bench")
-    """Folder for what is written."""
-    json: bool = False
-    """Print JSON instead of a table."""
+    flow: cli.FlowOptions
+    batch: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = (1, 16)
+    """Batch sizes."""
+    plan: Annotated[tuple[str, ...], cli.option("PLAN ...")] = ()
+    """uniform, selective, auto or a plan's JSON file; one or several. Default:
+    selective and auto; selective with --tol or --init."""
+    repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 5
+    """Runs per plan and batch size."""
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("bench")
+    """Folder to write into."""
+    json: cli.Json = False
+    decoding: cli.DecodingOptions
+    guidance: cli.GuidanceOptions
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 1 if samples are not finite."""
-    args = parse(Args, argv, command="bench")
-    check(args)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    flow = load(args.model, device=pick_device(args.device))
-    refuse_context(flow, "jacobiflow.flows.compare")
-    largest = max(args.batch)
-    labels = parse_labels(args.labels, largest, flow.num_classes)
+    args = cli.parse(Args, argv, command="bench")
+    names = args.plan or tuple(dict.fromkeys(("selective", args.decoding.default_plan)))
+    cli.check_range("--batch", min(args.batch, default=0))
+    cli.check_range("--repeats", args.repeats)
+    args.decoding.check(names)
+    flow = args.flow.load("jacobiflow.flows.compare")
+    largest, backend = max(args.batch), args.decoding.backend
+    labels = cli.parse_labels(args.flow.labels, largest, flow.num_classes)
+    guidance = args.guidance.for_flow(flow, args.flow.labels, backend)
 
     def options(plan: str) -> dict[str, Any]:
-        return {"tol": args.tol, "init": args.init} if plan in SWEPT else {}
+        return args.decoding.of_plan(plan) | ({"guidance": guidance} if guidance.weight else {})
 
-    plans = list(dict.fromkeys(["sequential", *args.plan]))
-    for plan in set(plans) - {"auto"}:  # a wrong plan is found before any work is done
-        flow.plan(plan, **options(plan))
-    with torch.no_grad():
-        flow.bound_blocks(1, backend=args.backend)  # raises if the flow is not for this backend
-    make_folder(args.out)
-    z = flow.noise(largest, args.seed)
-    rows, outs = compare(
-        flow,
-        z,
-        plans,
-        args.batch,
-        repeats=args.repeats,
-        backend=args.backend,
-        options=options,
-        condition=lambda n: {} if labels is None else {"labels": labels[:n]},
-        progress=lambda text: note(f"timing {text}"),
-    )
-    setting = f"{machine(z.device)}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    plans = list(dict.fromkeys(["sequential", *names]))
+    for plan in set(plans) - {"auto"}:  # mistakes are found before any work is done
+        flow.plan(plan, **args.decoding.of_plan(plan))
+    cli.make_folder(args.out)
+    z = flow.noise(largest, args.decoding.seed)
+    with cli.progress("timing") as show_step:
+        rows, outs = compare(
+            flow,
+            z,
+            plans,
+            args.batch,
+            repeats=args.repeats,
+            backend=backend,
+            options=options,
+            condition=lambda n: {} if labels is None else {"labels": labels[:n]},
+            progress=show_step,
+        )
+    setting = f"{processor_name(z.device)}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     files = ["bench.json"]
     if as_images(z.new_empty(1, *flow.data_shape)) is not None:
-        last = {row.plan: row for row in rows if row.batch == largest}
-        strips = [(_caption(last[plan]), outs[plan].x) for plan in plans]
-        save_strip(strips, args.out / "bench.png", title=f"{args.model}, batch {largest}, {setting}")
+        last = [row for row in rows if row.batch == largest]
+        title = f"{args.flow.model}, batch {largest}, {setting}"
+        save_strip([(caption(row), outs[row.plan].x) for row in last], args.out / "bench.png", title=title)
         files.append("bench.png")
-    doc = {
-        "model": args.model,
-        "seed": args.seed,
-        "labels": args.labels,
-        "tol": args.tol,
-        "init": args.init,
-        "repeats": args.repeats,
-        "machine": machine(z.device),
-        "threads": torch.get_num_threads(),
-        "device": str(z.device),
-        "versions": {"jacobiflow": jacobiflow.__version__, "torch": torch.__version__},
-        "rows": [as_json(asdict(r)) for r in rows],
-    }
-    text = json.dumps(doc, indent=2, allow_nan=False) + "\n"
-    (args.out / "bench.json").write_text(text, encoding="utf-8")
+    doc = (
+        asdict(args.flow)
+        | asdict(args.decoding)
+        | asdict(args.guidance)
+        | {
+            "repeats": args.repeats,
+            "machine": processor_name(z.device),
+            "threads": torch.get_num_threads(),
+            "device": str(z.device),
+            "versions": {"jacobiflow": __version__, "torch": torch.__version__},
+            "rows": [asdict(row) for row in rows],
+        }
+    )
     text = f"{show(rows)}\n\nmedians of {args.repeats} alternating runs on {setting}"
-    report(doc, f"{text}\nwritten to {args.out}: {', '.join(files)}", as_json=args.json)
-    worst = max(rows, key=lambda r: r.nonfinite)
-    return exit_status("bench", worst.nonfinite, worst.batch, remedy(0.0, z.dtype))
+    text += f"\nwritten to {args.out}: {', '.join(files)}"
+    cli.report(doc, text, as_json=args.json, file=args.out / "bench.json")
+    worst = max(rows, key=lambda row: row.nonfinite)
+    return cli.exit_status("bench", worst.nonfinite, worst.batch, remedy(guidance, z.dtype))
 
 
-def _caption(row: Row) -> str:
+def caption(row: Row) -> str:
+    """The line below a plan's row of images."""
     return f"{Path(row.plan).name}: {1000 * row.seconds:,.0f} ms, {row.speedup:.2g}x"
 
 
-def check(args: Args) -> None:
-    """What can be wrong whatever the model is."""
-    if not args.batch or min(args.batch) < 1 or args.repeats < 1 or args.seed < 0:
-        raise ValueError("--batch and --repeats must be 1 or more, --seed 0 or more")
-    if args.threads is not None and args.threads < 1:
-        raise ValueError(f"--threads must be 1 or more, not {args.threads}")
-    check_plans(args.plan, args.tol, args.init)
+def show(rows: Sequence[Row]) -> str:
+    """The table for people."""
+    body = [
+        (
+            row.plan,
+            str(row.batch),
+            f"{row.seconds:.3f}",
+            f"{row.speedup:.2f}x",
+            " ".join(f"{s:.0f}" if s == round(s) else f"{s:.1f}" for s in row.sweeps),
+            f"{row.largest:.2g}",
+            f"{row.mean:.2g}",
+            row.backend,
+            row.summary,
+        )
+        for row in rows
+    ]
+    return cli.table([(*HEAD, "status"), *body])

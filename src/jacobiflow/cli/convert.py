@@ -2,47 +2,69 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
-from jacobiflow.cli.options import parse, report
+from jacobiflow.cli.options import Json, option, parse, progress, report
+from jacobiflow.flows.calibration import calibrate
+from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.profile import measure_profile
+
+PROFILE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Args:
     """Turn a public TarFlow checkpoint (.pth or .safetensors) into a jacobiflow folder.
 
-    Files of torch.save (.pth, .pt) are read with weights_only and need torch 2.10 or newer.
+    Files of torch.save (.pth, .pt) are read with weights_only and need torch 2.10
+    or newer.
 
     example: jacobiflow convert afhq_model_8_768_8_8_0.07.pth afhq256
     """
 
-    checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
+    checkpoint: Annotated[tyro.conf.Positional[Path], option("CHECKPOINT")]
     """The public checkpoint."""
-    out: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
+    out: Annotated[tyro.conf.Positional[Path], option("FOLDER")]
     """The folder to write."""
-    channels: int = 3
+    channels: Annotated[int, tyro.conf.arg(metavar="N")] = 3
     """Colour channels of the images; 1 is grey."""
-    noise_std: Annotated[float | None, tyro.conf.arg(metavar="STD")] = None
-    """Noise of training; left out, it is read off a public file name."""
-    json: bool = False
-    """Print JSON instead of text."""
+    noise_std: Annotated[float | None, option("STD")] = None
+    """Noise of training. Default: as a public file name says."""
+    profile: Literal["quick", "full", "none"] = "quick"
+    """How sweeps converge, which plan auto uses: measured within about two minutes, in full, or not."""
+    json: Json = False
 
 
 def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = parse(Args, argv, command="convert")
     flow = import_tarflow(args.checkpoint, image_channels=args.channels, noise_std=args.noise_std)
+    left_out = "no convergence profile" if args.profile == "none" else measure(flow, args.profile == "full")
     flow.save(args.out)
     c, count = flow.config, sum(p.numel() for p in flow.parameters())
     text = (
         f"{args.out}: {count:,} parameters, {c.blocks} blocks of {c.layers_per_block} layers, "
         f"{c.image_size}x{c.image_size}x{c.image_channels}, noise {c.noise_std:g}\n"
-        f"try: jacobiflow sample {args.out} -n 4 --out samples"
+        + (f"not measured: {left_out}; `jacobiflow tune {args.out} --save` does\n" if left_out else "")
+        + f"try: jacobiflow sample {args.out} -n 4 --out samples"
     )
-    report({"out": str(args.out), "parameters": count, "config": asdict(c)}, text, as_json=args.json)
+    doc = {"out": str(args.out), "parameters": count, "config": asdict(c), "left_out": left_out}
+    report(doc, text, as_json=args.json)
+
+
+def measure(flow: Flow, full: bool) -> str:
+    """Fit first guesses and measure the profile; returns what was left out."""
+    seconds = math.inf if full else PROFILE_SECONDS
+    with progress("measuring") as show_step:
+        calibrate(flow, seconds=seconds / 8, progress=show_step)
+        entry = measure_profile(flow, seconds=seconds, progress=show_step)
+    notes = ["the calibrated first guess"] * (flow.calibration is None)
+    notes += ["the convergence profile"] if entry is None else [entry.left_out] * bool(entry.left_out)
+    return " and ".join(notes)

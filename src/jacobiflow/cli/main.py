@@ -11,8 +11,9 @@ from importlib.metadata import entry_points
 from typing import Any
 
 LAB = "jacobiflow-lab"  # the distribution of the commands that the library does not have
+SHELLS = ("bash", "zsh", "fish")
 COMMANDS = {
-    "sample": "draw samples: a picture, a table of times and how exact they are",
+    "sample": "draw samples: a grid of images, an array, or shards",
     "tune": "find the fastest plan of a flow on this machine, and keep it",
     "bench": "time plans against sequential decoding on this machine",
     "train": "train a flow by a recipe, on one process or many",
@@ -22,6 +23,7 @@ COMMANDS = {
     "convert": "turn a public TarFlow checkpoint into a jacobiflow folder",
     "app": "open the playground, a page for the browser",
     "models": "list the bundled models and recipes",
+    "doctor": "check this installation, and say what to do if something is wrong",
 }
 
 
@@ -48,16 +50,16 @@ def overview() -> str:
         "Fast sampling of autoregressive normalizing flows.\n\n"
         f"commands:\n{rows}\n\n"
         "example:\n  jacobiflow sample mnist -n 16 --labels 0-9 --out out\n\n"
-        "`jacobiflow COMMAND --help` explains a command, `jacobiflow --version` tells the\n"
-        "version, `jacobiflow --completion bash` (or zsh, fish) prints what lets Tab\n"
-        "complete names and options."
+        "`jacobiflow COMMAND --help` explains a command.\n"
+        "`jacobiflow --version` prints the version.\n"
+        "`jacobiflow --completion bash` (or zsh, fish) prints a completion script."
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 2 for anything that the user can mend.
 
-    It is 1 where a command has done its work, but some of its samples are not finite.
+    It is 1 where a command has done its work, but some of its samples are not finite, or it found problems.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
@@ -69,12 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jacobiflow {__version__}")
         return 0
     if args[0] == "--completion":
-        from jacobiflow.cli.completion import SHELLS, script
+        from jacobiflow.cli.completion import print_script
 
         if args[1:] not in [[shell] for shell in SHELLS]:
             print(f"jacobiflow --completion takes one of {', '.join(SHELLS)}", file=sys.stderr)
             return 2
-        print(script(args[1]))
+        print_script(args[1])
         return 0
     name, *rest = args
     if name not in COMMANDS:

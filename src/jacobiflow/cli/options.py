@@ -1,87 +1,205 @@
-"""What several commands share: parsing, devices, tables."""
+"""What several commands share: options, parsing, checks, and how they print."""
 
 from __future__ import annotations
 
 import inspect
-import io
 import json
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from itertools import dropwhile, takewhile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TextIO, TypeVar, cast, get_origin
 
 import torch
 import tyro
+from tqdm import tqdm
 
+from jacobiflow.core import records
+from jacobiflow.core.types import Init
+from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.nonfinite import describe
+from jacobiflow.flows.plans import SWEPT
+from jacobiflow.jobs.sampling import labels_in_turn
+from jacobiflow.kernels.backend import Backend
 
 T = TypeVar("T")
+# Flags that are off need no opposite, and groups of options no prefix; those of a recipe have both.
+MARKS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
+
+
+def option(metavar: str) -> Any:
+    """An option whose text says what its default is."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # off by default
+Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.", help_behavior_hint="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowOptions:
+    """Which flow, and where it runs."""
+
+    model: Annotated[tyro.conf.Positional[str], option("MODEL")]
+    """A bundled name, a checkpoint folder or a hub id."""
+    labels: Annotated[str | None, option("LABELS")] = None
+    """Classes, in turn: 3, 0-9 or 1,3,5-7. Default: no label."""
+    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
+    """auto, cpu, cuda, cuda:1, ..."""
+    threads: Annotated[int | None, option("N")] = None
+    """CPU threads. Default: torch's own; 1 in a large job."""
+
+    def find_device(self) -> torch.device:
+        """The device; raises if it or --threads cannot be used."""
+        if self.threads is not None:
+            check_range("--threads", self.threads, 1024)
+        return pick_device(self.device)
+
+    def load(self, instead: str) -> Flow:
+        """The flow on its device; `instead` names what flows with context can be used with."""
+        device = self.find_device()
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        flow = load(self.model, device=device)
+        refuse_context(flow, instead)
+        return flow
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions:
+    """How noise is drawn and decoded."""
+
+    tol: Annotated[float | None, option("TOL")] = None
+    """Largest change in the last sweep. Default: the model's own."""
+    init: Annotated[Init | None, option("INIT")] = None
+    """First guess: zeros, noise, previous or calibrated. Default: the model's own."""
+    max_deviation: Annotated[float | None, option("BOUND")] = None
+    """Plan auto: largest deviation from exact. Default: the model's own."""
+    seed: Annotated[int, tyro.conf.arg(metavar="SEED")] = 0
+    """Sample i depends on (seed, i) only."""
+    backend: Annotated[Backend | None, option("BACKEND")] = None
+    """torch, c or compile. Default: the fastest that supports the model."""
+
+    @property
+    def default_plan(self) -> str:
+        """The plan where none is given."""
+        return "auto" if self.tol is None and self.init is None else "selective"
+
+    def check(self, plans: Sequence[str]) -> None:
+        """Raise if --seed is negative, or --tol and --init do not apply to the plans."""
+        if self.seed < 0:
+            raise ValueError(f"--seed must be 0 or more, not {self.seed}")
+        if self.max_deviation is not None and "auto" not in plans:
+            raise ValueError("--max-deviation is for plan auto: leave it out, or leave out --plan")
+        if self.tol is None and self.init is None:
+            return
+        own = [plan for plan in plans if plan not in ("sequential", *SWEPT)]
+        if own:
+            raise ValueError(f"--tol and --init are for {' and '.join(SWEPT)}; {own[0]} carries its own")
+        if not set(plans) & set(SWEPT):
+            raise ValueError(f"--tol and --init are for {' and '.join(SWEPT)}; sequential decoding is exact")
+
+    def of_plan(self, plan: str) -> dict[str, Any]:
+        """The options of `flow.plan` that belong to this plan."""
+        if plan == "auto":
+            return {"max_deviation": self.max_deviation}
+        return {"tol": self.tol, "init": self.init} if plan in SWEPT else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidanceOptions:
+    """Guidance towards the labels."""
+
+    guidance: Annotated[float, option("WEIGHT")] = 0.0
+    """Weight of guidance. Default: 0, no guidance."""
+    guide: Literal["a", "b", "ab"] = "ab"
+    """What guidance acts on: log-scale, shift or both."""
+    annealed: Switch = False
+    """Let guidance grow along the sequence."""
+    attn_temp: Annotated[float, tyro.conf.arg(metavar="TEMP")] = 1.0
+    """Attention temperature of the unconditional branch."""
+
+    def for_flow(self, flow: Flow, labels: str | None, backend: Backend | None = None) -> Guidance:
+        """Guidance as the flow takes it; raises if the flow does not support it or the backend."""
+        guidance = Guidance(
+            weight=self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp
+        )
+        with torch.no_grad():
+            flow.bound_blocks(1, guidance=guidance, backend=backend)
+        if self.guidance and labels is None and self.attn_temp == 1:
+            note("--guidance changes nothing without --labels or another --attn-temp")
+        return guidance
 
 
 def parse(kind: type[T], args: Sequence[str], *, command: str, default: T | None = None) -> T:
-    """The options of one command; a mistake is a ValueError of one line, --help ends the program."""
+    """The options of one command; --help prints them and ends the program. A mistake raises ValueError."""
     extra: dict[str, Any] = {} if default is None else {"default": default}
-    marks: list[Any] = [tyro.conf.AvoidSubcommands]
-    if default is None:  # what is off needs no flag that says so; what a recipe says may be either
-        marks.append(tyro.conf.FlagCreatePairsOff)
-    out, err = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding), io.StringIO()
+    marks = (tyro.conf.AvoidSubcommands, *(MARKS if default is None else ()))
+    text = inspect.getdoc(get_origin(kind) or kind)
+    prog = f"jacobiflow {command}"
+    heard = StringIO()
     try:
-        with redirect_stdout(out), redirect_stderr(err):
-            found: T = tyro.cli(
-                kind,
-                args=list(args),
-                prog=f"jacobiflow {command}",
-                description=inspect.cleandoc(kind.__doc__ or ""),
-                config=marks,
-                **extra,
-            )
+        with redirect_stdout(cast(TextIO, _Wrapped(sys.stdout))), redirect_stderr(heard):
+            parsed: T = tyro.cli(kind, args=list(args), prog=prog, description=text, config=marks, **extra)
     except SystemExit as stop:
-        if stop.code:
-            raise ValueError(f"{_flat(err.getvalue())}; see jacobiflow {command} --help") from None
-        out.seek(0)
-        text = "\n".join(_wrap(line.rstrip()) for line in out.read().splitlines())
-        print(re.sub(r"\n{3,}", "\n\n", text))
-        raise
-    return found
+        if not stop.code:  # --help
+            raise
+        raise ValueError(f"{_in_one_line(heard.getvalue())}; see {prog} --help") from None
+    return parsed
 
 
-def _flat(box: str) -> str:
-    """What a parser's error box says between its title and its next rule, in one line."""
-    lines = [line.strip(" │") for line in box.splitlines()[1:]]
-    text = takewhile(lambda line: line.strip("-─"), dropwhile(lambda line: not line.strip("-─"), lines))
-    words = " ".join(text).split()
-    return " ".join(words).removesuffix(".") or "the options cannot be read"
+def _in_one_line(box: str) -> str:
+    """What tyro says of a mistake: a box with a title, whose parts stand between rules."""
+    _title, *parts = re.split(r"[─-]{3,}", re.sub("[╭╮╰╯│]", " ", box))
+    said = (" ".join(part.split()).rstrip(".") for part in parts)
+    return ". ".join(part for part in said if part and not re.match("(Argument|For full) helptext", part))
 
 
-def _wrap(line: str) -> str:
-    """A line of plain text in lines that fit the terminal."""
-    width = shutil.get_terminal_size().columns
-    if len(line) <= width:
-        return line
-    whole = re.sub(r"\[[^]]*\]", lambda m: m[0].replace(" ", "\xa0"), line)  # [--option VALUE]
-    indent = "  " if line.startswith("usage:") else ""
-    return textwrap.fill(whole, width, subsequent_indent=indent, break_on_hyphens=False).replace("\xa0", " ")
+class _Wrapped:
+    """A file that wraps long lines to the terminal: tyro wraps only what is in boxes."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, text: str) -> int:
+        text = re.sub(r"\n{3,}", "\n\n", text)
+        return self.file.write("\n".join(map(self.wrap, text.split("\n"))))
+
+    def wrap(self, line: str) -> str:
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", line)  # without colours
+        if len(plain) <= terminal_width():
+            return line
+        indent = "  " if plain.startswith("usage:") else ""
+        whole = re.sub(r"\[-[^]]*\]", lambda m: m[0].replace(" ", "\xa0"), plain)  # [--option VALUE]
+        lines = textwrap.wrap(whole, terminal_width(), subsequent_indent=indent, break_on_hyphens=False)
+        return "\n".join(lines).replace("\xa0", " ")
+
+
+def terminal_width() -> int:
+    """Columns of the terminal."""
+    return shutil.get_terminal_size().columns
 
 
 def listing(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and what they are, in two columns that fit the terminal."""
+    """Names and descriptions in two columns that fit the terminal."""
     rows = list(rows)
-    width = shutil.get_terminal_size().columns
     first = max((len(name) for name, _ in rows), default=0) + 4
+    width = max(terminal_width(), first + 20)
+    indents = ((f"  {name}".ljust(first), text) for name, text in rows)
     return "\n".join(
-        textwrap.fill(
-            text,
-            max(width, first + 20),
-            initial_indent=f"  {name}".ljust(first),
-            subsequent_indent=" " * first,
-        )
-        for name, text in rows
+        textwrap.fill(text, width, initial_indent=indent, subsequent_indent=" " * first)
+        for indent, text in indents
     )
 
 
@@ -91,8 +209,7 @@ def parse_labels(text: str | None, n: int, classes: int) -> torch.Tensor | None:
     >>> parse_labels("0-2,7", 6, 10).tolist()
     [0, 1, 2, 7, 0, 1]
     """
-    cycle = label_cycle(text, classes)
-    return torch.tensor(cycle)[torch.arange(n) % len(cycle)] if cycle else None
+    return labels_in_turn(label_cycle(text, classes), n)
 
 
 def label_cycle(text: str | None, classes: int) -> tuple[int, ...]:
@@ -101,7 +218,7 @@ def label_cycle(text: str | None, classes: int) -> tuple[int, ...]:
         return ()
     if not classes:
         raise ValueError("this model takes no labels: leave --labels out")
-    found: list[int] = []
+    labels: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         numbers = [first, last] if dash else [first]
@@ -110,12 +227,20 @@ def label_cycle(text: str | None, classes: int) -> tuple[int, ...]:
         low, high = int(numbers[0]), int(numbers[-1])
         if high < low or high >= classes:
             raise ValueError(f"--labels {part.strip()} is outside 0-{classes - 1}")
-        found += range(low, high + 1)
-    return tuple(found)
+        labels += range(low, high + 1)
+    return tuple(labels)
+
+
+def check_range(name: str, value: int, most: int | None = None) -> None:
+    """Raise unless 1 <= value <= most."""
+    if value < 1:
+        raise ValueError(f"{name} must be 1 or more, not {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be {most:,} or less, not {value}")
 
 
 def pick_device(name: str) -> torch.device:
-    """A device by name, proved by using it; "auto" is CUDA where there is one."""
+    """A device by name, checked by using it; "auto" is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -124,13 +249,13 @@ def pick_device(name: str) -> torch.device:
         raise ValueError(f"--device must be auto, cpu, cuda, cuda:1 or the like, not {name!r}") from None
     try:
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError):  # which of them, differs between kinds of devices
+    except (RuntimeError, AssertionError):  # device types raise different errors
         raise ValueError(f"--device {name}: this torch sees no such device") from None
     return device
 
 
 def make_folder(path: Path) -> None:
-    """The folder `path`, ready to be written to."""
+    """Make the folder `path` and check that it can be written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -140,7 +265,7 @@ def make_folder(path: Path) -> None:
 
 
 def refuse_context(flow: Flow, instead: str) -> None:
-    """Flows that need context are for Python."""
+    """Raise for flows with context, which can be used in Python only."""
     if flow.context_features:
         raise ValueError(
             f"this flow needs context, which the command line cannot give; use {instead} in Python"
@@ -148,22 +273,42 @@ def refuse_context(flow: Flow, instead: str) -> None:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as text in aligned columns; the first row is the head, numbers stand right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    """Aligned columns of text; the first row is the head, all columns but the first are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for j, row in enumerate(rows):
-        cells = [
-            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
+    for row in (rows[0], ["-" * width for width in widths], *rows[1:]):
+        first, *others = zip(row, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
         lines.append("  ".join(cells).rstrip())
-        if j == 0:
-            lines.append("  ".join("-" * w for w in widths))
     return "\n".join(lines)
 
 
-def report(doc: dict[str, Any], text: str, *, as_json: bool) -> None:
-    """To standard output: `text` for people or `doc` for programs."""
-    print(json.dumps(doc, indent=2, allow_nan=False) if as_json else text)
+def report(doc: dict[str, Any], text: str, *, as_json: bool, file: Path | None = None) -> None:
+    """Print `text` for people or `doc` for programs; `file` gets `doc` in either case."""
+    plain = json.dumps(records.as_json(doc), indent=2, allow_nan=False)
+    if file is not None:
+        file.write_text(f"{plain}\n", encoding="utf-8")
+    print(plain if as_json else text)
+
+
+def exit_status(command: str, nonfinite: int, n: int, advice: str) -> int:
+    """1, and a line that says why, if samples are not finite; else 0."""
+    if nonfinite:
+        note(f"jacobiflow {command}: {describe(nonfinite, n, advice)}")
+    return int(nonfinite > 0)
+
+
+@contextmanager
+def progress(verb: str) -> Iterator[Callable[[str], None]]:
+    """A function that shows each step of the work: in one place on a terminal, a line per step elsewhere."""
+    with tqdm(bar_format="{desc} [{elapsed}]", leave=False, disable=None) as bar:
+
+        def show(step: str) -> None:
+            if bar.disable:
+                note(f"{verb} {step}")
+            bar.set_description_str(f"{verb} {step}")
+
+        yield show
 
 
 def note(text: str) -> None:

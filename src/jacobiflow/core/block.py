@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jacobiflow.core.types import Method
 
 Start = int | Tensor  # the first position of a window: one for all rows, or one per row [n]
+Guess = tuple[Tensor, Tensor]  # a calibrated first guess mean_t + slope_t z_t: mean and slope [T, D]
 
 
 class Cache(Protocol):
@@ -71,6 +72,29 @@ class Conditioner(Protocol):
 
     def all_params(self, x: Tensor) -> Tensor:
         """theta [n, T, P] of all positions, without a cache; differentiable."""
+
+
+@dataclass(frozen=True)
+class WrappedConditioner:
+    """A conditioner around another one. A subclass defines `params` and `all_params`."""
+
+    inner: Conditioner
+
+    @property
+    def length(self) -> int:
+        return self.inner.length
+
+    def select(self, rows: Tensor) -> Self:
+        return replace(self, inner=self.inner.select(rows))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.inner.tensors()
+
+    def new_cache(self, n: int) -> Cache:
+        return self.inner.new_cache(n)
+
+    def first(self, n: int) -> Tensor:
+        return self.inner.first(n)
 
 
 class Engine(Protocol):
@@ -129,12 +153,14 @@ class Block:
 
     order: the index in the data of each position; None is the natural order. Sequences that go in and come
     out are in the order of the data, except in `decode`'s loop, which counts positions.
+    guess: the calibrated first guess in the order of positions, if there is one.
     """
 
     conditioner: Conditioner
     bijector: Bijector
     engine: Engine
     order: Tensor | None = None
+    guess: Guess | None = None
 
     @property
     def length(self) -> int:

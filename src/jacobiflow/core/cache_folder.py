@@ -1,10 +1,10 @@
-"""The cache folder: what is kept between runs, and read back only if nobody else can have changed it.
+"""The cache folder: files kept between runs, read back only if nobody else can have changed them.
 
 Compiled libraries run as the user, and stored plans decide what samples look like. So a folder is used
 only if it belongs to the user and nobody else can write to it. Each of its parents must belong to the
-user or to root, and be closed to others too, or have the sticky bit as /tmp has: whoever can write to
-a parent can put another folder in its place. Access control lists need no test of their own, because
-the group bits of a mode include them.
+user or to root. A parent must be closed to others too, or have the sticky bit as /tmp has: whoever can
+write to a parent can replace the folder. Access control lists need no check of their own, because the
+group bits of a mode include them.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import tempfile
-import warnings
 from contextlib import suppress
 from pathlib import Path
 
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+from jacobiflow.core.files import write_atomically
+from jacobiflow.core.warn import warn_once
 
-_warned: set[str] = set()
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path:
     """$JACOBIFLOW_CACHE, else `jacobiflow` in $XDG_CACHE_HOME or ~/.cache.
 
-    This is the place only. Use `own_folder` to read or write there.
+    This is the path only. Use `own_folder` to read or write there.
     """
     own = os.environ.get("JACOBIFLOW_CACHE")
     shared = os.environ.get("XDG_CACHE_HOME")
@@ -51,35 +50,16 @@ def read_own(path: Path) -> bytes:
     """The content of a plain file that the user owns and nobody else can write; OSError for any other."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe would wait
     with open(os.open(path, flags), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a plain file", str(path))
-        if os.name == "posix" and (found.st_uid != os.geteuid() or found.st_mode & OTHERS_WRITE):
-            raise PermissionError(errno.EPERM, "others can write to it", str(path))
+        _check_owner(path, info, closed=True, owners={_user()})
         return file.read()
 
 
 def write_own(path: Path, content: bytes) -> None:
-    """Write a file that `read_own` reads, in one step: a reader gets the old content or the new one."""
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(number, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o600)  # the umask may have closed it to the user as well
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def warn_once(text: str) -> None:
-    """Warn, unless this process has warned of the same."""
-    if text not in _warned:
-        _warned.add(text)
-        warnings.warn(text, stacklevel=3)
+    """Write a file that `read_own` reads, atomically."""
+    write_atomically(path, lambda name: Path(name).write_bytes(content), mode=0o600)
 
 
 def _secured(folder: Path) -> Path:
@@ -92,18 +72,23 @@ def _secured(folder: Path) -> Path:
             with suppress(FileExistsError):  # another process was faster
                 os.mkdir(path, 0o700)
                 os.chmod(path, 0o700)  # the umask may have closed it to the user as well
-        _check(path, leaf=path == folder)
+        info, leaf = path.lstat(), path == folder
+        if not stat.S_ISDIR(info.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+        closed = leaf or not info.st_mode & stat.S_ISVTX
+        _check_owner(path, info, closed=closed, owners={_user()} if leaf else {_user(), 0})
     return folder
 
 
-def _check(path: Path, *, leaf: bool) -> None:
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-    if os.name != "posix":  # modes say nothing there, and home folders are closed to others
+def _user() -> int:
+    return os.geteuid() if os.name == "posix" else 0
+
+
+def _check_owner(path: Path, info: os.stat_result, *, closed: bool, owners: set[int]) -> None:
+    """PermissionError unless one of `owners` owns the path and, if `closed`, nobody else can write to it."""
+    if os.name != "posix":  # modes mean nothing there, and home folders are closed to others
         return
-    user = os.geteuid()
-    if found.st_uid not in ({user} if leaf else {user, 0}):
+    if info.st_uid not in owners:
         raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
-    if found.st_mode & OTHERS_WRITE and (leaf or not found.st_mode & stat.S_ISVTX):
+    if closed and info.st_mode & OTHERS_WRITE:
         raise PermissionError(errno.EPERM, "others can write to it", str(path))

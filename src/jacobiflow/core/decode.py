@@ -18,7 +18,7 @@ from torch import Tensor
 from jacobiflow.core.block import Block, Cache
 from jacobiflow.core.failures import next_widths
 from jacobiflow.core.plan import Plan
-from jacobiflow.core.rows import Look, Rows, Verdict
+from jacobiflow.core.rows import Look, Rows, Verdict, first_guess
 from jacobiflow.core.types import (
     ON_FAILURE,
     STATUSES,
@@ -46,26 +46,9 @@ class Options:
     number: int = 0
     watch: Watcher | None = None
 
-
-class Show:
-    """Tells those who watch how the batch stands, in the order of the data."""
-
-    def __init__(self, block: Block, options: Options, results: Rows) -> None:
-        self.block, self.options, self.results, self.count = block, options, results, 0
-        self.watched = options.watch is not None
-
-    def __call__(self, rows: Rows, moved: Tensor, lo: int, hi: int) -> None:
-        """After a sweep over positions lo .. hi - 1 of `rows`, of which those in `moved` took part."""
-        watch, results = self.options.watch, self.results
-        if watch is None or not self.watched:
-            return
-        results.put(rows)
-        with torch.inference_mode(False):  # the copies are ordinary tensors
-            moving = torch.zeros(len(results), dtype=torch.bool)
-            moving[rows.place[moved].cpu()] = True
-            x = self.block.from_positions(results.answer[:, : results.length].clone())
-            watch(Sweep(block=self.options.number, number=self.count, lo=lo, hi=hi, moving=moving, x=x))
-        self.count += 1
+    def __post_init__(self) -> None:
+        if self.on_failure not in ON_FAILURE:
+            raise ValueError(f"on_failure must be one of {', '.join(ON_FAILURE)}, not {self.on_failure!r}")
 
 
 def decode(
@@ -79,57 +62,83 @@ def decode(
     number: int = 0,
     watch: Watcher | None = None,
 ) -> Decoded:
-    """x with z = block(x), solved as `method` says. z: [N, T, D] in the order of the data, never written to.
+    """Invert z = block(x) as `method` says. z: [N, T, D] in the order of the data; it is never written to.
 
-    on_failure: what follows from samples that have no finite answer or reach max_sweeps: they continue one
+    on_failure: what happens to samples that have no finite answer or reach max_sweeps: they continue one
         position at a time ("fallback"), raise a DecodingError that names block `number` ("raise"), or are
         returned as they are ("return").
     cache: keep what the conditioner computed for final positions; False trades time for memory.
-    compact_at: solved rows leave the batch when this share of it or less still moves; 0 keeps them in it, and
-        so do backends that are slow to take another number of rows.
-    watch: called with the first guess and after every sweep over the batch, which is then solved in one part;
-        not for samples that continue with a narrower window.
+    compact_at: solved rows leave the batch when this share of it or less still moves; 0 keeps them.
+    watch: called with the first guess and after every sweep. The batch is then solved in one part, and
+        samples that continue with a narrower window are not shown.
     """
-    if on_failure not in ON_FAILURE:
-        raise ValueError(f"on_failure must be one of {', '.join(ON_FAILURE)}, not {on_failure!r}")
     if z.ndim != 3 or z.shape[1] != block.length:
         raise ValueError(f"z must be [N, {block.length}, D], not {list(z.shape)}")
     began = time.perf_counter()
+    method = method.resolved(calibrated=block.guess is not None)
     options = Options(method, on_failure, cache, compact_at, number, watch)
     with torch.inference_mode():
         own = block.to_positions(z.detach())
         solved = [solve(part, rows, options) for part, rows in _parts(block, own, whole=watch is not None)]
-    # Tensors that are joined outside inference mode are ordinary ones, which autograd may use.
-    sweeps, evaluated, change, status, answer, log_slope = (
-        torch.cat([getattr(rows, name) for rows in solved])
-        for name in ("sweeps", "evaluated", "change", "status", "answer", "log_slope")
-    )
-    stats = BlockStats(
-        sweeps=sweeps.cpu(),
-        evaluated=evaluated.cpu(),
-        update=change.cpu(),
-        status=tuple(map(STATUSES.__getitem__, status.tolist())),
-        seconds=time.perf_counter() - began,
-        backend=block.engine.name,
-    )
-    if on_failure == "raise" and stats.worst.failed:
-        failed = [i for i, status in enumerate(stats.status) if status.failed]
-        raise DecodingError(number, failed, stats.worst)
-    return Decoded(
-        x=block.from_positions(answer[:, : block.length]),
-        log_det=log_slope[:, : block.length].sum(1),
-        stats=Stats(blocks=(stats,), seconds=stats.seconds, plan=Plan((method,))),
-    )
+    return _joined(block, solved, options, time.perf_counter() - began)
 
 
 def _parts(block: Block, z: Tensor, *, whole: bool) -> Iterator[tuple[Block, Tensor]]:
-    """The batch in as many parts as the backend likes to solve it in, each with its share of the block."""
+    """The batch in parts of the size that the backend prefers, each with its share of the block."""
     count = -(-len(z) // max(block.engine.rows or len(z), 1))
     if whole or count <= 1:
         yield block, z
         return
     for places in torch.arange(len(z), device=z.device).tensor_split(count):
         yield block.select(places), z[places]
+
+
+def _joined(block: Block, solved: list[Rows], options: Options, seconds: float) -> Decoded:
+    """The parts as one result, in the order of the data.
+
+    Tensors that are joined outside inference mode are ordinary ones, which autograd may use.
+    """
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(rows, name) for rows in solved])
+
+    stats = BlockStats(
+        sweeps=joined("sweeps").cpu(),
+        evaluated=joined("evaluated").cpu(),
+        update=joined("change").cpu(),
+        status=tuple(map(STATUSES.__getitem__, joined("status").tolist())),
+        seconds=seconds,
+        backend=block.engine.name,
+    )
+    if options.on_failure == "raise" and stats.worst.failed:
+        failed = [i for i, status in enumerate(stats.status) if status.failed]
+        raise DecodingError(options.number, failed, stats.worst)
+    return Decoded(
+        x=block.from_positions(joined("answer")[:, : block.length]),
+        log_det=joined("log_slope")[:, : block.length].sum(1),
+        stats=Stats(blocks=(stats,), seconds=seconds, plan=Plan((options.method,))),
+    )
+
+
+class Observer:
+    """Calls `watch` with the state of the batch, in the order of the data."""
+
+    def __init__(self, block: Block, options: Options, results: Rows) -> None:
+        self.block, self.options, self.results, self.count = block, options, results, 0
+        self.active = options.watch is not None
+
+    def __call__(self, rows: Rows, moved: Tensor, lo: int, hi: int) -> None:
+        """After a sweep over positions lo .. hi - 1 of `rows`, in which those in `moved` took part."""
+        watch, results = self.options.watch, self.results
+        if watch is None or not self.active:
+            return
+        results.put(rows)
+        with torch.inference_mode(False):  # the copies are ordinary tensors
+            moving = torch.zeros(len(results), dtype=torch.bool)
+            moving[rows.place[moved].cpu()] = True
+            x = self.block.from_positions(results.answer[:, : results.length].clone())
+            watch(Sweep(block=self.options.number, number=self.count, lo=lo, hi=hi, moving=moving, x=x))
+        self.count += 1
 
 
 @dataclass
@@ -156,31 +165,31 @@ def solve(block: Block, z: Tensor, options: Options) -> Rows:
     if theta.dtype != z.dtype and not torch.is_autocast_enabled(z.device.type):
         raise ValueError(f"z is {z.dtype}, the network {theta.dtype}: use z.to({theta.dtype})")
     first, log_slope = engine.inverse(z[:, :1], theta)
-    results = Rows.start(z, first, log_slope, method.init, 0 if width in (1, length) else width)
+    guess = first_guess(z, method.init, block.guess)
+    results = Rows.start(z, first, log_slope, guess, 0 if width in (1, length) else width)
     cache = engine.new_cache(n) if options.cache else None
-    show = Show(block, options, results)
-    show(results, results.moving, 0, 1)
+    observe = Observer(block, options, results)
+    observe(results, results.moving, 0, 1)
     queue = [_moving(Batch(block, results, cache, width))]
     while queue:
         batch = queue.pop()
-        queue += (
-            one_after_the_other(batch, results, show) if batch.width == 1 else slide(batch, results, show)
-        )
-        show.watched = False  # samples that continue with a narrower window are not shown
+        advance = one_by_one if batch.width == 1 else slide
+        queue += advance(batch, results, observe)
+        observe.active = False  # samples that continue with a narrower window are not shown
     results.mark_unknown()
     return results
 
 
-def slide(batch: Batch, results: Rows, show: Show) -> list[Batch]:
+def slide(batch: Batch, results: Rows, observe: Observer) -> list[Batch]:
     """Sweep until every row is solved. Returns the rows that overflowed, with narrower windows."""
-    options, narrower, look = show.options, list[Batch](), batch.rows.look()
+    options, narrower, look = observe.options, list[Batch](), batch.rows.look()
     compact_at = options.compact_at if batch.block.engine.compacts else 0.0
     while look.count:
         moving, low = batch.rows.moving if options.watch else None, look.low
         verdict = sweep(batch, look, options.method)
         look = verdict.look
         if moving is not None:
-            show(batch.rows, moving, low, batch.rows.length)
+            observe(batch.rows, moving, low, batch.rows.length)
         if verdict.overflowed or options.method.max_sweeps is not None:
             widths = next_widths(batch.rows, verdict, batch.width, options.method, options.on_failure)
             left = [width for width in set(widths.tolist()) if width < batch.width]
@@ -202,7 +211,7 @@ def sweep(batch: Batch, look: Look, method: Method) -> Verdict:
     return engine.accept(rows, window, batch.width, new, log_slope, method, cached=batch.cache is not None)
 
 
-def one_after_the_other(batch: Batch, results: Rows, show: Show) -> list[Batch]:
+def one_by_one(batch: Batch, results: Rows, observe: Observer) -> list[Batch]:
     """Sequential decoding from each row's frontier on; rows of one frontier are solved together."""
     rows, engine, length = batch.rows, batch.block.engine, batch.rows.length
     if not len(rows):
@@ -211,13 +220,13 @@ def one_after_the_other(batch: Batch, results: Rows, show: Show) -> list[Batch]:
     if low != high:
         every = sorted(set(rows.frontier.tolist()))
         return [batch.take((rows.frontier == f).nonzero()[:, 0], 1) for f in every]
-    x, slopes, watched = rows.x, rows.log_slope[:, :length], show.watched
+    x, slopes, watched = rows.x, rows.log_slope[:, :length], observe.active
     step = 1 if watched else length
     for start in range(low, length, step):
         engine.solve(x, rows.z, slopes, start, min(start + step, length), batch.cache)
         if watched:
             rows.answer[:, start] = x[:, start]
-            show(rows, rows.moving, start, start + 1)
+            observe(rows, rows.moving, start, start + 1)
     rows.finish(low, cached=batch.cache is not None)
     results.put(rows)
     return []

@@ -1,9 +1,12 @@
-"""Files that several layers write: atomic writes and checksums."""
+"""Files: atomic writes, checks before a file is read, checksums."""
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import secrets
+import stat
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,18 +15,29 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from jacobiflow.core.types import JacobiflowError
 
-def write_atomically(path: Path, write: Callable[[str], object]) -> None:
-    """Call write(name of a private file beside `path`), then move it to `path` in one step."""
+MAX_TEXT_BYTES = 16 * 2**20  # bytes of a config, a plan, a recipe
+
+
+class FileError(JacobiflowError, ValueError):
+    """A file that is not safe to read."""
+
+
+def write_atomically(path: Path, write: Callable[[str], object], *, mode: int | None = None) -> None:
+    """Call write(name of a private file beside `path`), then move that file to `path` in one step.
+
+    A reader sees the old content or the new one. mode: of the new file; None follows the umask.
+    """
     name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with open(name, "xb") as f:
-            mode = os.fstat(f.fileno()).st_mode
-            os.fchmod(f.fileno(), 0o600)  # until it is whole
+        with open(name, "xb") as file:
+            final_mode = os.fstat(file.fileno()).st_mode if mode is None else mode
+            os.fchmod(file.fileno(), 0o600)  # private until it is complete
         write(str(name))
-        os.chmod(name, mode)
-        with open(name, "rb") as f:
-            os.fsync(f.fileno())
+        os.chmod(name, final_mode)
+        with open(name, "rb") as file:
+            os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
@@ -31,9 +45,30 @@ def write_atomically(path: Path, write: Callable[[str], object]) -> None:
         raise
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    write_atomically(path, lambda name: Path(name).write_text(text, encoding="utf-8"))
+
+
+def check_plain(path: Path, max_bytes: float = math.inf) -> None:
+    """Reject pipes, devices and files over `max_bytes`: reading them might never end."""
+    info = path.stat()
+    if stat.S_ISDIR(info.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(info.st_mode) or info.st_size > max_bytes:
+        limit = f" of at most {max_bytes // 2**20} MiB" if max_bytes < math.inf else ""
+        raise FileError(f"it is not a plain file{limit}")
+
+
+def read_text(path: Path) -> str:
+    """The text of a plain file of at most 16 MiB."""
+    check_plain(path, MAX_TEXT_BYTES)
+    return path.read_text(encoding="utf-8")
+
+
 def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Finds damage by accident, in files that safetensors itself takes for whole."""
-    found = 0
+    """CRC-32 of all values, as 8 hex digits: finds accidental damage that safetensors does not notice."""
+    crc = 0
     for name in sorted(tensors):
-        found = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, found)
-    return f"{found:08x}"
+        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"

@@ -1,4 +1,4 @@
-"""The machine: its processor, its memory, and what running out of memory looks like."""
+"""The machine: its processor, its memory, and how libraries report that memory has run out."""
 
 from __future__ import annotations
 
@@ -14,57 +14,67 @@ import torch
 from jacobiflow.core.types import JacobiflowError
 
 BILLION = 10**9
-CONTROL = Path("/sys/fs/cgroup")  # where Linux tells a container its limits
+CONTROL = Path("/sys/fs/cgroup")  # limits of a Linux container
 
 
 class SizeError(JacobiflowError, ValueError):
-    """Something that this machine cannot hold."""
+    """Something that does not fit into the memory of this machine."""
 
 
-def refuse(what: str, need: int, advice: str) -> None:
-    """Raise if `what` needs more bytes than this machine has, whatever is done."""
-    limit = memory()
+def require_memory(what: str, need: int, advice: str) -> None:
+    """SizeError if `what` needs more bytes than this machine has."""
+    limit = total_memory()
     if need > limit:
-        size = min(need, 10**21) // BILLION  # beyond that the number says no more
+        size = min(need, 10**21) // BILLION  # a larger number says no more
         raise SizeError(
             f"{what} takes {size:,} GB of memory, this machine has {limit / BILLION:,.0f} GB: {advice}"
         )
 
 
-def memory() -> float:
-    """Bytes of memory of this machine, or of the container that we are in; infinity if nobody tells."""
+def total_memory() -> float:
+    """Bytes of memory of this machine, or of the container it runs; infinity if unknown."""
     with suppress(AttributeError, OSError, ValueError):  # not on every system
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return min(float(total), _number(CONTROL / "memory.max"))
     return math.inf
 
 
-def available() -> float:
-    """Bytes of memory that can be had now without pushing others out."""
-    found = memory()
+def available_memory() -> float:
+    """Bytes of memory that are free now."""
+    free = total_memory()
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found = min(found, 1024.0 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1]))
+        free = min(free, 1024.0 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1]))
     limit, used = _number(CONTROL / "memory.max"), _number(CONTROL / "memory.current")
-    return found if math.inf in (limit, used) else min(found, max(limit - used, 0.0))
+    return free if math.inf in (limit, used) else min(free, max(limit - used, 0.0))
 
 
 def _number(path: Path) -> float:
     try:
         return float(path.read_text())
-    except (OSError, ValueError):  # "max" is no limit
+    except (OSError, ValueError):  # "max" means no limit
         return math.inf
 
 
+def available_cores() -> int:
+    """Processor cores that this process may use, by its affinity and the limit of its container."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on every system
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # "max" means no limit
+        quota, period = map(int, (CONTROL / "cpu.max").read_text().split())
+        return min(cores, math.ceil(quota / period))
+    return cores
+
+
 def out_of_memory(error: BaseException) -> bool:
-    """Whether this is how numpy, Python or torch (on any device) say that memory has run out."""
+    """Whether numpy, Python or torch (on any device) ran out of memory."""
     named = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
     return isinstance(error, MemoryError) or named
 
 
 @cache
-def machine(device: torch.device) -> str:
-    """The name of the processor that does the work."""
+def processor_name(device: torch.device) -> str:
+    """The name of the processor that computes."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:

@@ -1,4 +1,4 @@
-"""Standard normal noise whose rows are their own."""
+"""Standard normal noise whose rows do not depend on their batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def row_noise(n: int, shape: tuple[int, ...], seed: int | None, start: int = 0) -> npt.NDArray[np.float64]:
-    """Rows start .. start + n - 1, [n, *shape]; row i depends on (seed, i) only.
+    """Rows start .. start + n - 1 of the noise, [n, *shape]. Row i depends on (seed, i) only.
 
     >>> bool((row_noise(3, (2,), 0)[1:] == row_noise(2, (2,), 0, start=1)).all())
     True

@@ -1,16 +1,17 @@
-"""Plan: one Method a block, in sampling order; plain data that can be saved and read."""
+"""Plan: one Method per block, in sampling order; plain data that can be saved and read."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jacobiflow.core.cache_folder import warn_once
-from jacobiflow.core.records import read_text
+from jacobiflow.core.files import read_text
+from jacobiflow.core.records import RecordError, build
 from jacobiflow.core.types import Init, JacobiflowError, Method, Unit
+from jacobiflow.core.warn import warn_once
 
 FORMAT = "jacobiflow-plan"
 VERSION = 2  # 1: windows were closed one after the other, and max_sweeps was per window
@@ -58,24 +59,19 @@ class Plan:
         return cls((Method(width=1),) * blocks)
 
     @classmethod
-    def uniform(cls, blocks: int, *, tol: float, init: Init = "previous") -> Plan:
+    def uniform(cls, blocks: int, *, tol: float, init: Init | None = None) -> Plan:
         """Whole-sequence sweeps in every block."""
         return cls((Method(width=None, tol=tol, init=init),) * blocks)
 
     @classmethod
-    def selective(cls, blocks: int, *, tol: float, init: Init = "previous") -> Plan:
+    def selective(cls, blocks: int, *, tol: float, init: Init | None = None) -> Plan:
         """Sequential in the block next to the noise, whole-sequence sweeps in the others."""
         rest = cls.uniform(max(blocks - 1, 0), tol=tol, init=init)
         return cls((Method(width=1),)[:blocks] + rest.methods)
 
-    def in_unit(self, unit: Unit | None) -> Plan:
-        """The same plan, with this unit where a method has none.
-
-        >>> [m.unit for m in Plan((Method(unit="absolute"), Method())).in_unit("relative")]
-        ['absolute', 'relative']
-        """
-        methods = tuple(m if m.unit is not None else replace(m, unit=unit) for m in self)
-        return Plan(methods, about=self.about)
+    def resolved(self, unit: Unit, *, calibrated: bool = False) -> Plan:
+        """The same plan with the defaults of all methods spelled out; see `Method.resolved`."""
+        return Plan(tuple(m.resolved(unit, calibrated=calibrated) for m in self), about=self.about)
 
     def to_json(self) -> str:
         """As text that `from_json` reads."""
@@ -90,7 +86,7 @@ class Plan:
         says so, which calls the plan `name`.
         """
         try:
-            doc = json.loads(text)
+            doc = json.loads(text)  # `about` may hold Infinity
         except (ValueError, RecursionError) as error:
             raise PlanError(f"a plan must be JSON: {error}") from None
         if not isinstance(doc, dict) or doc.get("format") != FORMAT:
@@ -98,21 +94,14 @@ class Plan:
         version = doc.get("version")
         if type(version) is not int or not oldest <= version <= VERSION:
             raise PlanError(f"this release reads plans of version {oldest} to {VERSION}, not {version!r}")
-        entries, about = doc.get("methods"), doc.get("about", {})
-        if not isinstance(entries, list) or not isinstance(about, dict):
-            raise PlanError('a plan needs a list "methods" (and "about", if there, an object)')
-        if len(entries) > MOST:
-            raise PlanError(f"the plan has {len(entries)} methods, a flow has at most {MOST} blocks")
-        known = {f.name for f in fields(Method)}
-        methods = []
-        for i, entry in enumerate(entries):
-            if not isinstance(entry, dict) or not entry.keys() <= known:
-                raise PlanError(f"methods[{i}] must be an object with fields of {sorted(known)}")
-            try:
-                methods.append(Method(**entry))
-            except (TypeError, ValueError) as error:
-                raise PlanError(f"methods[{i}]: {error}") from None
-        plan = cls(tuple(methods), about=about)
+        body = {key: doc[key] for key in ("methods", "about") if key in doc}
+        count = len(body["methods"]) if isinstance(body.get("methods"), list) else 0
+        if count > MOST:
+            raise PlanError(f"the plan has {count} methods, a flow has at most {MOST} blocks")
+        try:
+            plan = build(cls, body, "plan")
+        except RecordError as error:
+            raise PlanError(str(error)) from None
         if version == 1 and plan.has_windows:
             warn_once(f"{name} was made for closed windows: run tune again")
         return plan

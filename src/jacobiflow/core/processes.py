@@ -1,4 +1,4 @@
-"""Which of how many processes this is, and what they agree on."""
+"""The processes of one command: their number, what they share, and how they stop."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from torch import Tensor
 from jacobiflow.core.types import JacobiflowError
 
 T = TypeVar("T")
-ECHO = 2.0  # seconds in which torchrun repeats a Ctrl-C that its processes have had already
+ECHO = 2.0  # seconds within which torchrun repeats a Ctrl-C that its processes already received
 
 
 @dataclass(frozen=True)
 class World:
-    """Process `rank` of `size`; number `local` of `near` on this machine."""
+    """Process `rank` of `size`; process `local_rank` of `local_size` on this machine."""
 
     rank: int = 0
     size: int = 1
-    local: int = 0
-    near: int = 1
+    local_rank: int = 0
+    local_size: int = 1
 
     @classmethod
     def from_environment(cls) -> World:
-        """As torchrun says; joins the process group if there is more than one."""
+        """From the variables that torchrun sets. Joins the process group if there are several processes."""
         size = _number("WORLD_SIZE", 1)
         if size <= 1:
             return cls()
@@ -47,27 +47,27 @@ class World:
         return self.rank == 0
 
     def device(self, device: torch.device) -> torch.device:
-        """This process's own device of the kind that was asked for."""
+        """This process's own device of the given type."""
         if device.type != "cuda" or self.size == 1:
             return device
-        mine = torch.device("cuda", self.local)
+        mine = torch.device("cuda", self.local_rank)
         torch.cuda.set_device(mine)
         return mine
 
     def mean(self, x: Tensor) -> Tensor:
-        """The mean of all processes' x, the same numbers on each."""
+        """The mean of x over all processes, equal on each. Changes x."""
         if self.size > 1:
             dist.all_reduce(x)
             x /= self.size
         return x
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so; all wait for each other here."""
+        """Whether any process sets `flag`. All processes wait for each other here."""
         vote = torch.tensor(float(flag))  # on the CPU: gloo waits longer than NCCL for a leader that writes
         return bool(self.mean(vote) > 0)
 
     def share(self, make: Callable[[], T]) -> T:
-        """What `make` returns on the leader, on every process; if it fails there, the others end quietly."""
+        """The leader's result of `make`, on every process. If it fails there, the others exit quietly."""
         box: list[Any] = [None, False]
         if self.leader:
             try:
@@ -81,23 +81,23 @@ class World:
             raise SystemExit(2)
         return box[0]  # type: ignore[no-any-return]
 
-    def patience(self) -> Any:
-        """A group for `gather` whose processes may wait days for each other; all must ask for it."""
+    def patient_group(self) -> Any:
+        """A group for `gather` whose processes may wait days for each other. All processes must call this."""
         return dist.new_group(backend="gloo", timeout=timedelta(days=30)) if self.size > 1 else None
 
     def gather(self, mine: T, group: Any) -> list[T]:
-        """What every process brings, in the order of their ranks; all wait for each other here."""
-        found: list[Any] = [mine] * self.size
+        """The values of all processes, by rank. All processes wait for each other here."""
+        values: list[Any] = [mine] * self.size
         if self.size > 1:
-            _together(dist.all_gather_object, found, mine, group=group)
-        return found
+            _together(dist.all_gather_object, values, mine, group=group)
+        return values
 
 
 def _together(collective: Callable[..., Any], *args: Any, **options: Any) -> None:
     try:
         collective(*args, **options)
-    except RuntimeError:  # gloo's way to say that a connection was closed
-        raise JacobiflowError("another process has ended; the same command goes on from here") from None
+    except RuntimeError:  # gloo raises it when a connection is closed
+        raise JacobiflowError("another process has ended: run the same command again to resume") from None
 
 
 def _number(name: str, default: int) -> int:
@@ -107,31 +107,29 @@ def _number(name: str, default: int) -> int:
     return int(text)
 
 
-def leave() -> None:
-    """Let go of the process group, if there is one."""
+def leave_process_group() -> None:
+    """Leave the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 class StopKey:
-    """Remembers Ctrl-C or SIGTERM, so that work is saved before it ends. A second Ctrl-C ends it at once.
+    """Records Ctrl-C or SIGTERM, so that work is saved before it ends. A second Ctrl-C ends it at once.
 
-    A second SIGTERM changes nothing: `timeout`, batch systems and torchrun send it more than once. Of
-    several processes each may get the same Ctrl-C twice, from the terminal and from torchrun: what
-    follows within ECHO seconds is not a second one.
+    A second SIGTERM changes nothing: `timeout`, batch systems and torchrun send it more than once. With
+    several processes each may receive one Ctrl-C twice, from the terminal and from torchrun, so a Ctrl-C
+    within ECHO seconds of the first is ignored.
     """
-
-    signals = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.pressed = False
         self.when = 0.0
+        self.before: dict[int, Any] = {}
 
     def __enter__(self) -> StopKey:
-        self.before = [signal.getsignal(number) for number in self.signals]
         if threading.current_thread() is threading.main_thread():
-            for number in self.signals:
-                signal.signal(number, self.press)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self.press)
         return self
 
     def press(self, number: int, frame: FrameType | None) -> None:
@@ -142,6 +140,5 @@ class StopKey:
             self.pressed, self.when = True, time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in zip(self.signals, self.before, strict=True):
-                signal.signal(number, handler)
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jacobiflow.core.block import Start, take
+from jacobiflow.core.block import Guess, Start, take
 from jacobiflow.core.stopping import changes, judge
 from jacobiflow.core.types import Init, Method, Status
 
@@ -78,9 +78,9 @@ class Rows:
     status: Tensor  # [n], ranks of Status
 
     @classmethod
-    def start(cls, z: Tensor, first: Tensor, log_slope: Tensor, init: Init, padding: int) -> Rows:
+    def start(cls, z: Tensor, first: Tensor, log_slope: Tensor, guess: Tensor, padding: int) -> Rows:
         """Rows whose position 0 is known: `first` [n, 1, D]. It reads no other position."""
-        (n, length, _), guess = z.shape, first_guess(z, init)
+        n, length, _ = z.shape
         lost = ~(z.isfinite().flatten(1).all(1) & first.isfinite().flatten(1).all(1))
         seen = F.pad(guess, (0, 0, 0, padding)) if padding else guess.clone()
         slopes = z.new_zeros(n, length + padding)
@@ -214,11 +214,15 @@ def accept(
     )
 
 
-def first_guess(z: Tensor, init: Init) -> Tensor:
-    """Where sweeps begin; finite, and for each sample a function of that sample alone."""
-    if init == "zeros":
+def first_guess(z: Tensor, init: Init | None, calibrated: Guess | None = None) -> Tensor:
+    """Where sweeps begin: finite, and for each sample a function of that sample alone."""
+    if init == "calibrated":
+        if calibrated is None:
+            raise ValueError("this flow has no calibrated first guess: run tune, or use init='previous'")
+        z = calibrated[0].to(z) + calibrated[1].to(z) * z
+    elif init == "zeros":
         return torch.zeros_like(z)
-    if init == "noise":
+    elif init == "noise":
         draw = torch.Generator().manual_seed(0)
         noise = torch.randn(z.shape[1:], generator=draw, dtype=torch.float64)
         return noise.to(z).expand_as(z).contiguous()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from jacobiflow.core.plan import Plan
 
-Init = Literal["zeros", "noise", "previous"]
+Init = Literal["zeros", "noise", "previous", "calibrated"]
 Unit = Literal["absolute", "relative"]
 OnFailure = Literal["fallback", "raise", "return"]
-INITS: tuple[Init, ...] = ("zeros", "noise", "previous")
+INITS: tuple[Init, ...] = ("zeros", "noise", "previous", "calibrated")
 UNITS: tuple[Unit, ...] = ("absolute", "relative")
 ON_FAILURE: tuple[OnFailure, ...] = ("fallback", "raise", "return")
 
@@ -48,6 +49,11 @@ class JacobiflowError(Exception):
     """Base of the errors that a user can cause; the message is one line that says what to do."""
 
 
+def one_line(error: BaseException) -> str:
+    """The message of any error in one line, or the name of its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class DecodingError(JacobiflowError, ArithmeticError):
     """Samples of a block could not be decoded, and the caller asked to hear of it."""
 
@@ -61,14 +67,15 @@ class DecodingError(JacobiflowError, ArithmeticError):
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How one block is solved: windows of `width` positions, swept until the update is <= `tol`.
+    """How one block is solved: a window of `width` positions, swept until changes are at most `tol`.
 
-    width: positions a window; None is the whole sequence, 1 is sequential decoding.
-    tol: largest change of a sample in its last sweep. It decides when a whole window may stop; it does
-        not bound the error. 0 asks for the exact answer.
-    max_sweeps: sweeps a window may take; None is the bound after which a window is exact.
-    init: the first guess of a window: "zeros", a fixed draw of standard normal "noise", or
-        "previous", the block's own input.
+    width: positions per window; None is the whole sequence, 1 is sequential decoding.
+    tol: the largest change that counts as small. It bounds the residual, not the deviation from exact, which
+        the block may amplify. 0 asks for the exact answer.
+    max_sweeps: sweeps per sample; None is the bound after which every answer is exact.
+    init: the first guess: "zeros", a fixed draw of standard normal "noise", "previous" (the block's input) or
+        "calibrated" (a line fitted per position). None is "calibrated" where the flow has one, else
+        "previous" for absolute and "zeros" for relative methods.
     unit: what changes are measured in: "absolute", or "relative" to max(|x|, |z dx/dz|), which is right
         for variables and latents of any scale. None is the default of the flow's family.
     """
@@ -76,7 +83,7 @@ class Method:
     width: int | None = None
     tol: float = 0.0
     max_sweeps: int | None = None
-    init: Init = "previous"
+    init: Init | None = None
     unit: Unit | None = None
 
     def __post_init__(self) -> None:
@@ -90,10 +97,24 @@ class Method:
             raise ValueError(f"Method.tol must be a number, not {self.tol!r}")
         if not 0 <= self.tol < float("inf"):
             raise ValueError(f"Method.tol must be finite and not negative, not {self.tol}")
-        if self.init not in INITS:
-            raise ValueError(f"Method.init must be one of {', '.join(INITS)}, not {self.init!r}")
-        if self.unit is not None and self.unit not in UNITS:
-            raise ValueError(f"Method.unit must be one of {', '.join(UNITS)} or None, not {self.unit!r}")
+        for name, known in (("init", INITS), ("unit", UNITS)):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise ValueError(f"Method.{name} must be one of {', '.join(known)} or None, not {value!r}")
+
+    def resolved(self, unit: Unit = "absolute", *, calibrated: bool = False) -> Method:
+        """The same method with every default spelled out.
+
+        unit: the family's. calibrated: whether the flow has a calibrated first guess.
+
+        >>> Method(tol=0.1).resolved("relative")
+        Method(width=None, tol=0.1, max_sweeps=None, init='zeros', unit='relative')
+        """
+        unit = self.unit or unit
+        init = self.init
+        if init is None and self.width != 1:
+            init = "calibrated" if calibrated else "previous" if unit == "absolute" else "zeros"
+        return replace(self, init=init, unit=unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,15 +130,6 @@ class Sweep:
 
 
 Watcher = Callable[[Sweep], None]
-
-
-def joined(backends: Iterable[str]) -> str:
-    """The backends of several blocks, each named once.
-
-    >>> joined(["torch", "c", "torch"])
-    'c + torch'
-    """
-    return " + ".join(sorted(set(backends)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +167,7 @@ class Stats:
     @property
     def backend(self) -> str:
         """What evaluated the blocks; several names are joined: "c + torch"."""
-        return joined(b.backend for b in self.blocks)
+        return " + ".join(sorted({b.backend for b in self.blocks}))
 
     @property
     def status(self) -> Status:
@@ -178,3 +190,32 @@ class Encoded:
 
     z: Tensor
     log_det: Tensor
+
+
+def joined(parts: Sequence[Decoded]) -> Decoded:
+    """Samples that were decoded one batch after the other, as one result. The plan is that of the first."""
+    if len(parts) == 1:
+        return parts[0]
+    per_block = list(zip(*(part.stats.blocks for part in parts), strict=True))
+    residuals = [part.stats.residual for part in parts if part.stats.residual is not None]
+    blocks = tuple(
+        BlockStats(
+            sweeps=torch.cat([b.sweeps for b in block]),
+            evaluated=torch.cat([b.evaluated for b in block]),
+            update=torch.cat([b.update for b in block]),
+            status=tuple(status for b in block for status in b.status),
+            seconds=sum(b.seconds for b in block),
+            backend=block[0].backend,
+        )
+        for block in per_block
+    )
+    return Decoded(
+        x=torch.cat([part.x for part in parts]),
+        log_det=torch.cat([part.log_det for part in parts]),
+        stats=Stats(
+            blocks=blocks,
+            seconds=sum(part.stats.seconds for part in parts),
+            residual=torch.cat(residuals) if residuals else None,
+            plan=parts[0].stats.plan,
+        ),
+    )

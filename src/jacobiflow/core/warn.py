@@ -1,4 +1,4 @@
-"""Warnings that name the caller's line."""
+"""Warnings that appear once, or at the caller's line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from pathlib import Path
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
+_warned: set[str] = set()
+
+
+def warn_once(text: str) -> None:
+    """Warn, unless this process has already given the same warning."""
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=3)
+
 
 def warn_caller(text: str) -> None:
-    """A RuntimeWarning at the first line outside this package, however deep inside it we are."""
+    """Give a RuntimeWarning at the innermost line outside this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         level, frame = level + 1, frame.f_back

@@ -1,49 +1,63 @@
-"""What a recipe says about its data, and the error for data that cannot be used."""
+"""The data of a recipe, and the error for data that cannot be used."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.types import JacobiflowError, one_line
 
 Fit = Literal["crop", "stretch", "pad"]
+VALIDATION = ("validation", "valid", "val", "test")  # names of held-out splits, the first that exists counts
 
 
 class DataError(JacobiflowError, ValueError):
-    """Data that is not there or cannot be used; one line that names it and says what to do."""
+    """Data that is missing or cannot be used. The message is one line that says what to do."""
+
+
+@contextmanager
+def data_errors(problem: str, advice: str) -> Iterator[None]:
+    """Report any error in one line. Damaged data makes other libraries raise almost anything."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{problem} ({one_line(error)[:300]}): {advice}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which images, which of them validate, and how they become square."""
+    """The images, which of them are for validation, and how they become square."""
 
     source: str = ""
     """An .npz file, a folder of images, a Hugging Face dataset id, or a folder that holds such a dataset."""
 
     validation: float = 0.05
-    """Share of the images that is held out for validation if the source brings no split of its own."""
+    """Share of images held out for validation, if the source has no split of its own."""
 
     split_seed: int = 0
-    """Seed of the choice of held-out images, and of those that `limit` keeps."""
+    """Seed that chooses the held-out images, and those that `limit` keeps."""
 
     limit: int = 0
-    """Use at most this many training images, chosen by split_seed; 0: all. Validation is not affected."""
+    """Most training images to use, chosen by split_seed; 0: all. Validation is not affected."""
 
     fit: Fit = "crop"
     """How an image becomes square: crop its centre, stretch it, or pad it with black borders."""
 
     image_column: str = ""
-    """Hugging Face datasets: the column of images; empty: find it."""
+    """Hugging Face datasets: the column of images; empty: found by its type."""
 
     label_column: str = ""
-    """Hugging Face datasets: the column of class numbers; empty: find it."""
+    """Hugging Face datasets: the column of class numbers; empty: found by its type."""
 
     subset: str = ""
-    """Hugging Face datasets: the configuration, for datasets that have several."""
+    """Hugging Face datasets: the configuration, if there are several."""
 
     revision: str = ""
-    """Datasets of the hub: the commit, tag or branch; empty: the newest. A commit never changes."""
+    """Datasets of the hub: commit, tag or branch; empty: the newest commit."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:

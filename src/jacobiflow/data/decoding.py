@@ -1,4 +1,4 @@
-"""Encoded pictures of any kind as one uint8 array of one shape."""
+"""Image files of any kind as one uint8 array of one shape."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ import os
 import sys
 import threading
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from jacobiflow.core.hardware import memory
-from jacobiflow.core.records import check_plain
+from jacobiflow.core.files import check_plain
+from jacobiflow.core.hardware import total_memory
+from jacobiflow.core.types import one_line
 from jacobiflow.data.config import DataError, Fit
 
 Pixels = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.int64]
 Encoded = Path | bytes | Pixels  # a file, the content of one, or pixels [H, W] or [H, W, C]
 
-# Of one picture: a few bytes can claim any size, and memory and time follow the claim. The worst pictures of
-# these sizes take about 4 seconds and 0.8 GB.
+# Limits per image: a few bytes can claim any size, and memory and time follow the claim. The worst images
+# within these limits take about 4 seconds and 0.8 GB.
 MAX_PIXELS = 40_000_000
 SLOW = {"WEBP": 20_000_000, "AVIF": 20_000_000, "JPEG2000": 4_000_000}
-LARGE = 4_000_000  # pixels from which on pictures are decoded one after the other, to bound their memory
+LARGE = 4_000_000  # pixels above which images are decoded one at a time, to bound their memory
 MAX_BYTES = 64 * 2**30  # of one array, on machines with more memory than that
 
-# Only raster formats: Pillow would hand some of the others (EPS) to external programs.
+# Raster formats only: Pillow passes some others (EPS) to external programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
 # fmt: off
 SUFFIXES = frozenset((
@@ -45,115 +47,105 @@ SUFFIXES = frozenset((
 ))
 # fmt: on
 
-CHUNK = 512  # encoded pictures in memory at a time
+CHUNK = 512  # images that are held in encoded form at a time
 
 
 @dataclass(frozen=True)
 class Form:
-    """The shape that pictures are brought to; None: as they are."""
+    """The shape that images are brought to. None: unchanged."""
 
     size: int | None
     channels: int | None
     fit: Fit
-    like: tuple[int, int] | None = None  # height and width that pictures must have if size is None
-
-    def following(self, pixels: Pixels) -> Form:
-        """This form, with what it left open as it is in `pixels` [N, C, H, W]."""
-        _, channels, height, width = pixels.shape
-        return replace(self, channels=channels, like=(height, width))
+    like: tuple[int, int] | None = None  # the height and width that images must have if size is None
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pixels [M, C, H, W] of the rows `kept` [M], and a line on each picture that could not be read."""
+    """Pixels [M, C, H, W] of the rows `kept` [M], and one line per image that could not be read."""
 
     pixels: Pixels
     kept: Rows
     failed: list[str]
 
 
-class Part(Protocol):
-    """A set of pictures that are read when they are asked for."""
+class Part(ABC):
+    """A set of images that are read on demand."""
 
     name: str
+    classes: tuple[str, ...] = ()  # their names, where known
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes, where they are known."""
-
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def labels(self) -> npt.NDArray[Any]:
-        """One class number a picture; a DataError if there are none."""
+        """One class number per image; DataError if there are none."""
+
+    @abstractmethod
+    def items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
+        """The name and the content of each image of `rows`."""
 
     def read(self, rows: Rows, form: Form) -> Pictures:
-        """The pictures `rows`, in that order."""
+        """The images `rows`, in that order."""
+        return decode_all(self.items(rows), rows, form, self.name)
 
 
 def check_memory(count: int, what: str) -> None:
-    """Refuse arrays of more bytes than this machine can hold, before anything is allocated."""
-    limit = min(MAX_BYTES, memory())
+    """DataError for arrays of more bytes than this machine can hold."""
+    limit = min(MAX_BYTES, total_memory())
     if count > limit:
         raise DataError(
-            f"{what} would take {count / 1e9:,.1f} GB of memory and {limit / 1e9:,.1f} GB is the most: "
+            f"{what} would take {count / 1e9:,.1f} GB of memory, the limit is {limit / 1e9:,.1f} GB: "
             "use fewer or smaller images"
         )
 
 
 def decode_all(items: Iterable[tuple[str, Encoded]], rows: Rows, form: Form, source: str) -> Pictures:
-    """Decode pictures in parallel; `items` are their names and contents, one for each of `rows`.
+    """Decode images in parallel. `items` are the names and contents of the images `rows`.
 
-    Few are held in encoded form at a time. Those that cannot be read are left out and named in
-    `failed`. With form.size None all must have one size; with form.channels None the result is grey
-    if all pictures are.
+    Images that cannot be read are left out and named in `failed`. With form.size None all must have one
+    size. With form.channels None the result is grey if all images are.
     """
     stack, failed, kept = _Stack(len(rows), form, source), [], []
-    tail = iter(items)
+    items, decode_one = iter(items), partial(_decode_or_reason, form=form)
     with (
         warnings.catch_warnings(),  # here, not in the threads: it changes the whole process
         ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
         tqdm(total=len(rows), desc=f"reading {source}", unit="image", disable=not sys.stderr.isatty()) as bar,
     ):
         warnings.filterwarnings("ignore", module="PIL")  # what matters is an error or checked here
-        done = 0
-        while chunk := list(islice(tail, CHUNK)):
-            for (name, _), result in zip(chunk, _attempt_all(pool, chunk, form), strict=True):
+        while chunk := list(islice(items, CHUNK)):
+            for (name, _), result in zip(chunk, pool.map(decode_one, chunk), strict=True):
                 if isinstance(result, str):
                     failed.append(f"{name} ({result})")
                 else:
                     stack.add(name, result)
-                    kept.append(rows[done])
-                done += 1
+                    kept.append(rows[stack.filled + len(failed) - 1])
             bar.update(len(chunk))
     return Pictures(stack.pixels(), np.array(kept, dtype=np.int64), failed)
 
 
-def _attempt_all(
-    pool: ThreadPoolExecutor, chunk: list[tuple[str, Encoded]], form: Form
-) -> Iterator[Pixels | str]:
-    """Each picture's pixels, or the reason why there are none."""
-
-    def attempt(item: tuple[str, Encoded]) -> Pixels | str:
-        try:
-            return decode(item[1], form)
-        except UnidentifiedImageError:
-            return "not a readable image"
-        except Exception as error:  # damaged files make decoders raise almost anything
-            return " ".join(str(error).split()) or type(error).__name__
-
-    return pool.map(attempt, chunk)
+def _decode_or_reason(item: tuple[str, Encoded], form: Form) -> Pixels | str:
+    """The pixels of an image, or the reason why it cannot be read."""
+    try:
+        return decode(item[1], form)
+    except UnidentifiedImageError:
+        return "not a readable image"
+    except Exception as error:  # damaged files make decoders raise almost anything
+        return one_line(error)
 
 
 class _Stack:
-    """Pictures [H, W, C] gathered into [N, C, H, W], allocated once; grey becomes colour if it must."""
+    """Images [H, W, C] collected into one array [N, C, H, W]. One colour image makes all of them colour."""
 
     def __init__(self, count: int, form: Form, source: str) -> None:
         self.count, self.form, self.source, self.filled = count, form, source, 0
         self.like, self.first = form.like, "the training images are"
         self.buffer: Pixels | None = None
 
-    def add(self, name: str, picture: Pixels) -> None:
-        height, width, channels = picture.shape
+    def add(self, name: str, image: Pixels) -> None:
+        height, width, channels = image.shape
         if self.like is None:
             self.like, self.first = (height, width), f"{name} is"
         if self.like != (height, width):
@@ -162,12 +154,12 @@ class _Stack:
                 f"{width} x {height}: ask for an image size, or give all images the same"
             )
         if self.buffer is None or channels > self.buffer.shape[1]:
-            check_memory(self.count * picture.size, f"{self.source} ({self.count} images)")
+            check_memory(self.count * image.size, f"{self.source} ({self.count} images)")
             wider: Pixels = np.empty((self.count, channels, height, width), dtype=np.uint8)
             if self.buffer is not None:
                 wider[: self.filled] = self.buffer[: self.filled]
             self.buffer = wider
-        self.buffer[self.filled] = picture.transpose(2, 0, 1)
+        self.buffer[self.filled] = image.transpose(2, 0, 1)
         self.filled += 1
 
     def pixels(self) -> Pixels:
@@ -178,11 +170,11 @@ class _Stack:
 
 
 def decode(source: Encoded, form: Form) -> Pixels:
-    """One picture as [H, W, C]: its first frame, upright, of 8 bit, without transparency."""
+    """One image as [H, W, C]: its first frame, upright, 8 bit, without transparency."""
     if isinstance(source, np.ndarray):
         return shape(Image.fromarray(source), form)
     if isinstance(source, Path):
-        check_plain(source, "it is not a plain file")
+        check_plain(source)
     stream = BytesIO(source) if isinstance(source, bytes) else source
     with Image.open(stream, formats=_formats()) as picture:  # reads the header only
         (width, height), most = picture.size, SLOW.get(picture.format or "", MAX_PIXELS)
@@ -206,7 +198,7 @@ def _formats() -> tuple[str, ...]:
 
 
 def shape(picture: Image.Image, form: Form) -> Pixels:
-    """A picture in the channels and size of `form`, as [H, W, C]."""
+    """An image in the channels and size of `form`, as [H, W, C]."""
     picture = flatten(picture)
     if form.channels is not None:
         picture = picture.convert("L" if form.channels == 1 else "RGB")
@@ -217,7 +209,7 @@ def shape(picture: Image.Image, form: Form) -> Pixels:
 
 
 def flatten(picture: Image.Image) -> Image.Image:
-    """A picture of any mode as 8-bit grey (L) or RGB: 16 bit is scaled, transparency lies over white."""
+    """An image of any mode as 8-bit grey (L) or RGB. 16 bit is scaled; transparency becomes white."""
     if picture.mode.startswith("I"):  # 16-bit files open as I;16, or as I, depending on the format
         values = np.asarray(picture).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
@@ -233,16 +225,16 @@ def flatten(picture: Image.Image) -> Image.Image:
 
 
 def square(picture: Image.Image, size: int, fit: Fit) -> Image.Image:
-    """A picture as size x size (Lanczos).
+    """An image as size x size (Lanczos).
 
     "crop": the short side becomes `size` and the centre is kept; "stretch": both sides become `size`;
-    "pad": the long side becomes `size` and the rest is black, the same on both sides.
+    "pad": the long side becomes `size`, with equal black borders.
     """
     width, height = picture.size
     if fit == "stretch":
         return picture.resize((size, size), Image.Resampling.LANCZOS)
     if fit == "crop":
-        # Resizing from a box equals resizing all and then cropping, but a thin strip costs no more.
+        # Resizing a box equals resizing the image and then cropping, but is cheap for thin strips too.
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
         return picture.resize(

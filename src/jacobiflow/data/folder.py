@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from jacobiflow.data.config import DataError
-from jacobiflow.data.decoding import SUFFIXES, Form, Pictures, Rows, decode_all
-
-VALIDATION = ("val", "valid", "validation", "test")
+from jacobiflow.data.config import VALIDATION, DataError
+from jacobiflow.data.decoding import SUFFIXES, Encoded, Part, Rows
 
 
-class FolderPart:
-    """All images below a folder, by path; its first-level sub-folders that hold images are the classes.
+class FolderPart(Part):
+    """All images below a folder, sorted by path. First-level sub-folders that hold images are the classes.
 
-    Class numbers are places in `order`, or in the sorted names of the sub-folders.
+    A class number is the index in `classes`; default: the sorted names of the sub-folders.
     """
 
-    def __init__(self, root: Path, order: tuple[str, ...] | None = None) -> None:
+    def __init__(self, root: Path, classes: tuple[str, ...] | None = None) -> None:
         self.root, self.name = root, str(root)
         self.paths = find_images(root)
         if not self.paths:
             raise DataError(f"{root} holds no images: give a folder with {', '.join(sorted(SUFFIXES))} files")
         self.folders = [p.parts[0] if len(p.parts) > 1 else None for p in self.paths]
-        self.classes = order or tuple(sorted({f for f in self.folders if f is not None}))
+        self.classes = classes or tuple(sorted({f for f in self.folders if f is not None}))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -48,18 +47,20 @@ class FolderPart:
                 )
         return np.array([number[f] for f in self.folders if f is not None], dtype=np.int64)
 
-    def read(self, rows: Rows, form: Form) -> Pictures:
-        items = ((str(self.paths[row]), self.root / self.paths[row]) for row in rows)
-        return decode_all(items, rows, form, self.name)
+    def items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
+        return ((str(self.paths[row]), self.root / self.paths[row]) for row in rows)
 
 
 def open_folder(root: Path) -> tuple[FolderPart, FolderPart | None]:
-    """The training images of a folder, and the validation images if it tells them apart.
+    """The training images of a folder, and its validation images if they have a folder of their own.
 
-    It does by sub-folders train and val, valid, validation or test (the first of these that is there).
-    A folder whose only sub-folder is train is read as that.
+    These are the sub-folders train and validation, valid, val or test (the first that exists). If the only
+    sub-folder is train, its images are split.
     """
-    folders = {f.name.lower(): f for f in _entries(root) if f.is_dir() and not f.name.startswith(".")}
+    try:
+        folders = {f.name.lower(): f for f in sorted(root.iterdir()) if f.is_dir() and f.name[0] != "."}
+    except OSError as error:
+        _unreadable(error)
     held = next((folders[name] for name in VALIDATION if name in folders), None)
     if "train" not in folders or (held is None and len(folders) > 1):
         return FolderPart(root), None
@@ -70,9 +71,9 @@ def open_folder(root: Path) -> tuple[FolderPart, FolderPart | None]:
 def find_images(root: Path) -> list[Path]:
     """The image files at any depth below `root`, as sorted paths relative to it.
 
-    What is hidden (.name) is not looked at. Links to folders are followed, each folder once.
+    Hidden files and folders (.name) are skipped. Links to folders are followed, each folder once.
     """
-    found: list[Path] = []
+    images: list[Path] = []
     seen = {_identity(root)}
     for place, folders, files in os.walk(root, onerror=_unreadable, followlinks=True):
         here = Path(place)
@@ -82,18 +83,9 @@ def find_images(root: Path) -> list[Path]:
                 seen.add(key)
                 fresh.append(name)
         folders[:] = fresh
-        below = here.relative_to(root)
-        found += [
-            below / f for f in files if not f.startswith(".") and os.path.splitext(f)[1].lower() in SUFFIXES
-        ]
-    return sorted(found, key=lambda p: p.parts)
-
-
-def _entries(root: Path) -> list[Path]:
-    try:
-        return sorted(root.iterdir())
-    except OSError as error:
-        _unreadable(error)
+        shown = (here.relative_to(root) / name for name in files if not name.startswith("."))
+        images += [path for path in shown if path.suffix.lower() in SUFFIXES]
+    return sorted(images, key=lambda path: path.parts)
 
 
 def _identity(folder: Path) -> tuple[int, int]:
@@ -102,4 +94,4 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _unreadable(error: OSError) -> NoReturn:
-    raise DataError(f"{error.filename} cannot be read ({error.strerror}): check its permissions")
+    raise DataError(f"{error.filename} cannot be read ({error.strerror}): check its permissions") from None

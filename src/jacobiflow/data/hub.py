@@ -14,32 +14,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jacobiflow.data.config import DataConfig, DataError
-from jacobiflow.data.decoding import CHUNK, Encoded, Form, Pictures, Rows, decode_all
-
-VALIDATION = ("validation", "valid", "val", "test")
+from jacobiflow.data.config import VALIDATION, DataConfig, DataError, data_errors
+from jacobiflow.data.decoding import CHUNK, Encoded, Part, Rows
 
 
-class HubPart:
-    """One split of a dataset."""
+class HubPart(Part):
+    """One split of a Hugging Face dataset."""
 
     def __init__(self, dataset: Any, config: DataConfig, split: str) -> None:
         self.name = f"{config.source} ({split})" if split else config.source
         self.dataset, self.split, self.config = dataset.with_format(None), split or "dataset", config
         column = self._image_column()
-        # Undecoded: a damaged image then costs one row, and sizes are checked before memory is taken.
+        # Undecoded: a damaged image costs one row only, and sizes are checked before memory is taken.
         cells = self.dataset.select_columns([column])
         self.cells, self.column = cells.cast_column(column, library().Image(decode=False)), column
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(getattr(self.dataset.features[self._label_column()], "names", None) or ())
-
     def labels(self) -> npt.NDArray[Any]:
         column = self._label_column()
+        self.classes = tuple(getattr(self.dataset.features[column], "names", None) or ())
         values = list(self.dataset[column])
         if None in values:
             row = values.index(None)
@@ -52,10 +47,7 @@ class HubPart:
             )
         return labels.astype(np.int64)
 
-    def read(self, rows: Rows, form: Form) -> Pictures:
-        return decode_all(self._items(rows), rows, form, self.name)
-
-    def _items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
+    def items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
         for start in range(0, len(rows), CHUNK):
             some = rows[start : start + CHUNK].tolist()
             for row, cell in zip(some, self.cells[some][self.column], strict=True):
@@ -83,7 +75,7 @@ class HubPart:
     def _pick(
         self, what: str, wanted: str, found: list[str], preferred: tuple[str, ...], allowed: list[str]
     ) -> str:
-        """The column that the user wants, or the one that stands out."""
+        """The column that the user asks for, or else the only candidate."""
         if wanted and wanted not in allowed:
             raise DataError(
                 f"{self.name} has no {what} column {wanted!r}: set data.{what}_column to one of "
@@ -105,7 +97,7 @@ def _is_struct_of_bytes(feature: Any) -> bool:
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether a folder was written by save_to_disk, or holds parquet files at its first two levels."""
+    """Whether save_to_disk wrote this folder, or its first two levels hold parquet files."""
     return _is_saved(path) or any(next(path.glob(p), None) for p in ("*.parquet", "*/*.parquet"))
 
 
@@ -116,18 +108,22 @@ def _is_saved(path: Path) -> bool:
 def open_dataset(config: DataConfig, path: Path | None) -> tuple[HubPart, HubPart | None]:
     """The training split of a dataset, and its validation or test split if it has one.
 
-    `path` is a parquet file or a folder for which `is_dataset` holds; without one config.source is a
-    dataset id. The training split is called train, unless there is only one.
+    path: a parquet file, or a folder for which `is_dataset` holds; None if config.source is a dataset id.
+    The training split is called train, unless there is only one split.
     """
     hf = library(config.source)
-    with _quiet(hf), _one_line(config.source, path):
+    problem, advice = "cannot be read as a Hugging Face dataset", "check its files"
+    if path is None:
+        problem = "is no file or folder here, and could not be loaded as a Hugging Face dataset"
+        advice = "check the path or the id"
+    with _quiet(hf), data_errors(f"{config.source} {problem}", advice):
         splits = _splits(hf, config, path)
         names = list(splits)
-        train = "train" if "train" in names or not names else names[0]
-        if train not in names or (len(names) > 1 and train != "train"):
-            found = ", ".join(names) or "none"
+        train = names[0] if len(names) == 1 else "train"
+        if train not in names:
+            listed = ", ".join(names) or "none"
             raise DataError(
-                f"{config.source} has no split called train (its splits: {found}): choose other data"
+                f"{config.source} has no split called train (its splits: {listed}): choose other data"
             )
         held = next((n for n in VALIDATION if n in names and n != train), None)
         data = splits[train]()
@@ -136,7 +132,7 @@ def open_dataset(config: DataConfig, path: Path | None) -> tuple[HubPart, HubPar
 
 
 def _splits(hf: Any, config: DataConfig, path: Path | None) -> dict[str, Callable[[], Any]]:
-    """What loads each split, by its name; "" is the name of data without splits."""
+    """A function that loads each split, by its name; the name is "" for data without splits."""
     if path is not None and _is_saved(path):
         saved = hf.load_from_disk(str(path))
         parts = saved if isinstance(saved, dict) else {"": saved}
@@ -149,55 +145,38 @@ def _splits(hf: Any, config: DataConfig, path: Path | None) -> dict[str, Callabl
         print(f"looking for {config.source} on the Hugging Face hub", file=sys.stderr)
         if commit := find_commit(config.source, config.revision):  # all splits are of one commit
             pinned = {"revision": commit}
-            print(f"{config.source} is of commit {commit} (--data.revision keeps to it)", file=sys.stderr)
+            print(f"{config.source} is at commit {commit} (pin it with --data.revision)", file=sys.stderr)
     names = hf.get_dataset_split_names(where, subset, **pinned)
     return {name: partial(hf.load_dataset, where, subset, split=name, **pinned) for name in names}
 
 
 def find_commit(source: str, revision: str) -> str:
-    """The commit that `revision` of a dataset names now, "" being the newest; as it is if nobody can tell."""
+    """The commit of a dataset's `revision` ("": the newest); `revision` itself if the hub does not answer."""
     if re.fullmatch("[0-9a-f]{40}", revision):
         return revision
     try:
         from huggingface_hub import HfApi
 
         return HfApi().dataset_info(source, revision=revision or None, timeout=10).sha or revision
-    except Exception:  # without a connection, or for a name that is wrong, the library has the last word
+    except Exception:  # no connection or a wrong name: the datasets library decides
         return revision
 
 
 def library(source: str = "a Hugging Face dataset") -> Any:
-    """The optional dependency `datasets`, or a line on how to get it for `source`."""
+    """The optional dependency `datasets`; DataError says how to install it."""
     try:
         import datasets
     except ImportError:
         raise DataError(
-            f"{source} is neither an .npz file nor a folder of images here, and for Hugging Face "
-            "datasets a library is missing: pip install 'jacobiflow[data]'"
+            f"{source} is no .npz file or folder of images here, and Hugging Face datasets need a library: "
+            "pip install 'jacobiflow[data]'"
         ) from None
     return datasets
 
 
 @contextmanager
-def _one_line(source: str, path: Path | None) -> Iterator[None]:
-    """Whatever the library raises, as one line."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # its own, the hub's, the network's and arrow's errors share no base
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        if path is not None:
-            raise DataError(f"{source} cannot be read as a Hugging Face dataset: {reason}") from None
-        raise DataError(
-            f"{source} is no file or folder here, and no Hugging Face dataset could be loaded by that name: "
-            f"check the path or the id ({reason})"
-        ) from None
-
-
-@contextmanager
 def _quiet(hf: Any) -> Iterator[None]:
-    """No progress bars of the library away from a terminal, and no reports on its retries."""
+    """Hide the library's progress bars away from a terminal, and its messages about retries."""
     bars = not sys.stderr.isatty() and not hf.utils.are_progress_bars_disabled()
     log = logging.getLogger("huggingface_hub")
     level = log.level

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from jacobiflow.flows.nonfinite import nonfinite_rows
 
-PAPER, STROKE = 176, 32  # grey levels of the tile that stands for a sample without an answer
+TILE_GREY, CROSS_GREY = 176, 32  # of the tile that stands for a sample that is not finite
 
 
 def as_images(x: Tensor) -> Tensor | None:
-    """Samples as pictures [N, C, H, W], if they can be."""
+    """Samples as images [N, C, H, W]; None if they are none."""
     if x.ndim == 4:
         return x if x.shape[1] in (1, 3) else None
     side = math.isqrt(x.shape[1])
@@ -24,7 +24,7 @@ def as_images(x: Tensor) -> Tensor | None:
 
 
 def to_pixels(x: Tensor) -> np.ndarray:
-    """Images [N, C, H, W] in [-1, 1] as uint8 [N, H, W, C]; values outside are cut.
+    """Images [N, C, H, W] in [-1, 1] as uint8 [N, H, W, C]; values outside are clipped.
 
     An image that is not finite becomes a crossed-out tile.
     """
@@ -42,11 +42,11 @@ def _crossed_out(height: int, width: int) -> np.ndarray:
     off = np.minimum(abs(down - across), abs(down - across[:, ::-1]))
     thickness = max(1.0, min(height, width) / 12)
     cross = off <= thickness * max(height, width) / 2
-    return np.where(cross, STROKE, PAPER).astype(np.uint8)[..., None]
+    return np.where(cross, CROSS_GREY, TILE_GREY).astype(np.uint8)[..., None]
 
 
-def save_grid(x: Tensor, path: str | Path, *, columns: int = 8, gap: int = 1, zoom: int = 2) -> None:
-    """Images [N, C, H, W] in [-1, 1] as one PNG, row by row."""
+def image_grid(x: Tensor, *, columns: int = 8, gap: int = 1) -> Image.Image:
+    """Images [N, C, H, W] in [-1, 1] as one picture, row by row."""
     pixels = to_pixels(x)
     n, h, w, c = pixels.shape
     rows = -(-n // columns)
@@ -54,14 +54,19 @@ def save_grid(x: Tensor, path: str | Path, *, columns: int = 8, gap: int = 1, zo
     for i, image in enumerate(pixels):
         top, left = gap + (i // columns) * (h + gap), gap + (i % columns) * (w + gap)
         sheet[top : top + h, left : left + w] = image
-    picture = Image.fromarray(sheet[..., 0] if c == 1 else sheet)
+    return Image.fromarray(sheet[..., 0] if c == 1 else sheet)
+
+
+def save_grid(x: Tensor, path: str | Path, *, columns: int = 8, gap: int = 1, zoom: int = 2) -> None:
+    """Write `image_grid` as a PNG, enlarged `zoom` times."""
+    picture = image_grid(x, columns=columns, gap=gap)
     picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST).save(path)
 
 
 def save_strip(
     rows: Sequence[tuple[str, Tensor]], path: str | Path, *, title: str = "", shown: int = 10
 ) -> None:
-    """Rows of images, each with its caption below it, as one PNG: the same noise by several methods.
+    """Rows of images, each with its caption below it, as one PNG: the same noise decoded by several methods.
 
     The tensors are anything that `as_images` takes.
     """

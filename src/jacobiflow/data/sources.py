@@ -1,11 +1,11 @@
-"""Data sources by one string: an .npz file, a folder of images, a Hugging Face dataset."""
+"""Images from a source named by one string: an .npz file, a folder, a Hugging Face dataset."""
 
 from __future__ import annotations
 
 import os
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
 
@@ -21,13 +21,13 @@ from jacobiflow.data.hub import is_dataset, open_dataset
 
 __all__ = ["DataConfig", "DataError", "Images", "load_images"]
 
-ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # of a dataset on the hub: name or owner/name
+ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # a dataset id of the hub: name or owner/name
 FILES = SUFFIXES | {".npz", ".npy", ".parquet", ".arrow", ".csv", ".zip", ".tar", ".gz", ".tgz"}
 
 
 @dataclass(frozen=True)
 class Images:
-    """uint8 images [N, C, H, W] and their labels (int64 [N]), or none."""
+    """Images, uint8 [N, C, H, W], and their labels, int64 [N] or None."""
 
     pixels: Tensor
     labels: Tensor | None = None
@@ -41,18 +41,17 @@ def load_images(
 ) -> tuple[Images, Images]:
     """Training and validation images of config.source: [N, channels, image_size, image_size].
 
-    image_size None: as they are, which must be one size. channels 1: grey (ITU-R 601 luminance);
-    3: RGB; None: grey if all training images are. Transparency is laid over white, 16 bit is scaled to
-    8, of animations the first frame is taken, EXIF orientation is applied. With num_classes > 0 every
-    image has a label from 0 to num_classes - 1, otherwise labels are dropped.
+    image_size: None keeps the size, which must be the same for all. channels: 1 is grey (ITU-R 601
+    luminance), 3 is RGB, None is grey if all training images are. Transparency becomes white, 16 bit is
+    scaled to 8, EXIF orientation is applied, and animations give their first frame. With num_classes > 0
+    every image has a label from 0 to num_classes - 1, otherwise labels are dropped.
 
-    A source's own split is used: arrays x_train and x_test, sub-folders train and val (or valid,
-    validation, test), dataset splits train and validation (or test). Otherwise a share
-    config.validation is held out, at least one image of two or more: the same ones for the same source
-    and config.split_seed. They come in the order drawn, so the first of them are a fair sample;
-    everything else keeps the order of the source.
+    A source may have a split of its own: arrays x_train and x_test, sub-folders or dataset splits train and
+    validation (or valid, val, test). Otherwise a share config.validation is held out, at least one image
+    of two or more; it depends on the source and config.split_seed only. Held-out images come in the order
+    drawn, so the first of them are a fair sample. All others keep the order of the source.
 
-    Files that cannot be read are left out, with one warning that counts them and names the first.
+    Images that cannot be read are left out. One warning gives their number and the first names.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -80,7 +79,8 @@ def load_images(
     seen = train.read(rows, form)
     if not len(seen.kept):
         raise DataError(f"{train.name}: none of {len(rows)} images can be read: {_some(seen.failed)}")
-    unseen = held.read(held_rows, form.following(seen.pixels))
+    _, channels, *shape = seen.pixels.shape
+    unseen = held.read(held_rows, replace(form, channels=channels, like=tuple(shape)))
     if failed := seen.failed + unseen.failed:
         count = f"{len(failed)} of {len(rows) + len(held_rows)}"
         warnings.warn(
@@ -104,14 +104,14 @@ def _open(config: DataConfig) -> tuple[Part, Part | None]:
         if suffix == ".parquet":
             return open_dataset(config, path)
         raise DataError(f"{source} is not {kinds}: point data.source to one")
-    near = "/" in source and os.path.isdir(path.parent)  # then it is a path with a wrong end
+    near = "/" in source and os.path.isdir(path.parent)  # then it is a misspelt path
     if ID.fullmatch(source) and suffix not in FILES and not near:
         return open_dataset(config, None)
     raise DataError(f"{source} does not exist: set data.source to {kinds}")
 
 
 def _split(count: int, held: int | None, config: DataConfig) -> tuple[Rows, Rows]:
-    """Rows of `count` images to train on, and rows to validate on: of the same images if `held` is None."""
+    """Rows of `count` training images, and validation rows: of the same images if `held` is None."""
     draw = torch.Generator().manual_seed(config.split_seed)
     order = torch.randperm(count, generator=draw).numpy()
     cut = 0
@@ -122,14 +122,14 @@ def _split(count: int, held: int | None, config: DataConfig) -> tuple[Rows, Rows
 
 
 def _labels(part: Part, num_classes: int) -> Tensor:
-    """The labels of all images of a part, every one in range."""
+    """The labels of all images of a part; DataError if one is out of range."""
     labels = part.labels()
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(wrong):
         bad, top = int(labels[wrong[0]]), int(labels.max())
         name = f" ({part.classes[bad]})" if 0 <= bad < len(part.classes) else ""
         advice = (
-            "mend the labels" if labels.min() < 0 else f"set num_classes to {top + 1} or choose other data"
+            f"set num_classes to {top + 1} or choose other data" if labels.min() >= 0 else "fix the labels"
         )
         raise DataError(
             f"{part.name}: label {bad}{name} of image {wrong[0]} is outside 0 to {num_classes - 1}: {advice}"

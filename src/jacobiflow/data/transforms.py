@@ -1,4 +1,4 @@
-"""From stored pixels to what a flow is trained on."""
+"""Training batches from stored pixels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Noise = Literal["gaussian", "dequantize", "binary", "none"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Data in the flow's space and labels (-1: dropped), or none."""
+    """Images in data space, and their labels (-1: dropped) or None."""
 
     x: Tensor
     labels: Tensor | None
@@ -40,7 +40,7 @@ def prepare(
     flip: bool = False,
     label_drop: float = 0.0,
 ) -> Batch:
-    """Images number `index` in about [-1, 1], with what training adds to them.
+    """The images `index` in about [-1, 1], with noise, flips and dropped labels.
 
     "gaussian": pixel / 127.5 - 1 plus noise of standard deviation noise_std.
     "dequantize": (pixel + u) / 128 - 1, u uniform in [0, 1).

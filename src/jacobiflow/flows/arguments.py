@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-def whole(name: str, value: Any, least: int = 0) -> int:
+def as_int(name: str, value: Any, least: int = 0) -> int:
     """A whole number of at least `least`, of Python or numpy or a tensor's; True is none."""
     try:
         found = operator.index(value)

@@ -1,12 +1,10 @@
 """Checkpoints: a folder with config.json, model.safetensors and README.md (the model card).
 
-Nothing is unpickled and no code is loaded. Config and tensors are compared with each other before
-any weight is allocated.
+Nothing is unpickled and no code is loaded. Config and tensors are compared before any weight is allocated.
 
-Two files cannot be replaced in one step, so a save that changes the config first writes the new config
-with the old one under "previous", then the weights, then the new config alone. The weights' header says
-which config they were saved with (`_mark`). Whenever a save is cut short, the folder holds the old
-checkpoint or the new one, whole.
+Two files cannot be replaced in one step. So a save that changes the config writes three times: the new config
+with the old one under "previous", then the weights, then the new config alone. The header of the weights
+identifies their config (`_config_id`). An interrupted save leaves the old checkpoint or the new one.
 """
 
 from __future__ import annotations
@@ -27,25 +25,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from jacobiflow.core.files import checksum, write_atomically
-from jacobiflow.core.records import RecordError, build, check_plain, parse_json, read_text
+from jacobiflow.core.files import check_plain, checksum, read_text, write_atomically, write_text
+from jacobiflow.core.records import RecordError, build, parse_json
 from jacobiflow.core.types import JacobiflowError
+from jacobiflow.flows import calibration, profile
+from jacobiflow.flows.calibration import Calibration
+from jacobiflow.flows.families import find_family, upgrade
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.maf import MAF, MAFConfig
-from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
+from jacobiflow.flows.profile import Profile
 
-FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
-    TarFlow.family: (TarFlow, TarFlowConfig),
-    MAF.family: (MAF, MAFConfig),
-}
 MODELS = "jacobiflow_models"  # the distribution of bundled checkpoints: one folder per model
 HUB_ID = re.compile(r"[^./~\\][^/\\]*/[^/\\]+")  # user/model
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+FILES = [CONFIG, WEIGHTS, CARD, calibration.FILE, profile.FILE]
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class CheckpointError(JacobiflowError, ValueError):
-    """A checkpoint that is not there, is damaged, or does not fit its config."""
+    """A checkpoint that is missing, is damaged, or does not fit its config."""
 
 
 # Writing
@@ -54,65 +51,72 @@ class CheckpointError(JacobiflowError, ValueError):
 def save(
     flow: Flow, folder: str | Path, *, dtype: torch.dtype | None = None, card: str | None = None
 ) -> None:
-    """Write `flow` into `folder`; a save that fails leaves what was there.
+    """Write `flow` into `folder`. A save that fails leaves the previous checkpoint.
 
-    dtype: how weights are stored (None: as they are).
-    card: the text of README.md. None writes one, unless the folder already has a card of this very model.
+    dtype: of the stored weights. Default: the dtype of the flow.
+    card: the text of README.md. Default: a generated card, unless the folder has one for this config.
     """
     folder = Path(folder)
     doc = {"format": "jacobiflow", "version": 1, "family": flow.family, "config": asdict(flow.config)}
-    if flow.target is not None:
-        doc["target"] = flow.target
     text = json.dumps(doc, indent=2) + "\n"
-    doc = json.loads(text)  # tuples as the lists that a reader will see
+    doc = json.loads(text)  # with lists for tuples, as a reader sees them
     tensors = {name: _stored(name, value, dtype) for name, value in flow.state_dict().items()}
-    header = {"jacobiflow": f"{_mark(doc)} {checksum(tensors)}"}  # one entry: their order is random
-
-    def put(name: str, text: str) -> None:
-        write_atomically(folder / name, lambda path: Path(path).write_text(text, encoding="utf-8"))
-
+    header = {
+        "jacobiflow": f"{_config_id(doc)} {checksum(tensors)}"
+    }  # one entry: the order of several is random
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        old = _present(folder)
-        same = old is not None and _mark(old) == _mark(doc)
+        old = _saved_config(folder)
+        same = old is not None and _config_id(old) == _config_id(doc)
         if old is not None and not same:
-            put(CONFIG, json.dumps(doc | {"previous": old}, indent=2) + "\n")
+            write_text(folder / CONFIG, json.dumps(doc | {"previous": old}, indent=2) + "\n")
         write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata=header))
-        put(CONFIG, text)
+        write_text(folder / CONFIG, text)
         if card is not None or not same or not (folder / CARD).exists():
-            put(CARD, default_card(flow) if card is None else card)
+            write_text(folder / CARD, default_card(flow) if card is None else card)
+        _save_measured(flow, folder, stored=dtype or next(flow.parameters()).dtype)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write {folder}: {error}") from None
 
 
+def _save_measured(flow: Flow, folder: Path, stored: torch.dtype) -> None:
+    """Write what was measured on these very weights: first guesses and the convergence profile."""
+    same = stored == next(flow.parameters()).dtype
+    for file, measured in ((calibration.FILE, flow.calibration), (profile.FILE, flow.profile)):
+        if measured is not None and same and measured.weights == flow.fingerprint():
+            measured.save(folder)
+        else:
+            (folder / file).unlink(missing_ok=True)
+
+
 def _stored(name: str, value: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A tensor as it goes to disk; numbers that the type cannot hold are refused."""
+    """A tensor as it is written; CheckpointError if `dtype` cannot hold its numbers."""
     dtype = dtype or value.dtype
     if dtype not in DTYPES.values():
         raise CheckpointError(f"weights are stored as float64, float32, float16 or bfloat16, not {dtype}")
-    found = value.detach().to("cpu", dtype).contiguous()
-    if dtype != value.dtype and bool((found.isinf() & value.detach().cpu().isfinite()).any()):
+    stored = value.detach().to("cpu", dtype).contiguous()
+    if dtype != value.dtype and bool((stored.isinf() & value.detach().cpu().isfinite()).any()):
         raise CheckpointError(f"tensor {name!r} has values too large for {dtype}: use a wider type")
-    return found
+    return stored
 
 
-def _mark(doc: Mapping[str, Any]) -> str:
-    """What names a config in the header of its weights."""
+def _config_id(doc: Mapping[str, Any]) -> str:
+    """Identifies a config in the header of its weights."""
     plain = json.dumps([doc.get("family"), doc.get("config")], sort_keys=True)
     return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
 
-def _present(folder: Path) -> dict[str, Any] | None:
-    """The config of the checkpoint that is in `folder` now, if there is one that can be read."""
+def _saved_config(folder: Path) -> dict[str, Any] | None:
+    """The config of the checkpoint in `folder`; None if there is none that can be read."""
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as f:
-            return _choose(_read_doc(folder / CONFIG), _header(f)[0])
+        with safe_open(folder / WEIGHTS, framework="pt") as weights:
+            return _matching_config(_read_config(folder / CONFIG), weights)[0]
     except (OSError, SafetensorError, ValueError):
         return None
 
 
 def default_card(flow: Flow, source: str = "this folder") -> str:
-    """A model card that says what the flow itself knows."""
+    """A model card with the size and the config of the flow."""
     rows = "\n".join(f"| {k} | {short(v)} |" for k, v in asdict(flow.config).items())
     count = sum(p.numel() for p in flow.parameters())
     return (
@@ -135,8 +139,8 @@ def load(
 ) -> Flow:
     """A flow from a bundled name, a checkpoint folder, or a hub id ("user/model").
 
-    revision: commit, tag or branch of a hub id. Without one, the newest commit is looked up and
-    that very commit is loaded; `flow.revision` says which.
+    revision: commit, tag or branch of a hub id. Default: the newest commit. `flow.revision` is the commit
+    that was loaded.
     """
     if not isinstance(source, str | Path):
         raise CheckpointError(f"a model is a name, a folder or a hub id, not {short(source)}")
@@ -145,16 +149,18 @@ def load(
     folder, commit = _find(source, revision)
     try:
         place = torch.empty(0, device=device).device
-    except (AssertionError, RuntimeError, TypeError):  # which of them, differs between kinds of devices
+    except (AssertionError, RuntimeError, TypeError):  # depends on the kind of device
         raise CheckpointError(f"this torch sees no device {short(device)}") from None
     flow = _read(folder, dtype).to(device=place)
     flow.eval()
     flow.revision = commit
+    flow.calibration = Calibration.load(folder, (len(flow.blocks), *flow.sequence_shape))
+    flow.profile = Profile.load(folder)
     return flow
 
 
 def _find(source: str | Path, revision: str | None) -> tuple[Path, str | None]:
-    """The folder of a checkpoint; for a hub id also its commit."""
+    """The folder of a checkpoint, and its commit if it is a hub id."""
     path, name = Path(source), str(source)
     try:
         there = path.exists()
@@ -177,7 +183,7 @@ def _find(source: str | Path, revision: str | None) -> tuple[Path, str | None]:
 
 
 def bundled_names() -> list[str]:
-    """The models of the distribution jacobiflow-models; none where it is not installed."""
+    """The models of the distribution jacobiflow-models; none if it is not installed."""
     try:
         folder = files(MODELS)
     except ModuleNotFoundError:
@@ -186,37 +192,33 @@ def bundled_names() -> list[str]:
 
 
 def _read(folder: Path, dtype: torch.dtype) -> Flow:
-    path, doc = folder / WEIGHTS, _read_doc(folder / CONFIG)
+    path, doc = folder / WEIGHTS, _read_config(folder / CONFIG)
     try:
-        check_plain(path, "it is not a plain file")
+        check_plain(path)
         with safe_open(path, framework="pt") as f:
-            mark, total = _header(f)
-            doc = _choose(doc, mark)
+            doc, total = _matching_config(doc, f)
             family, config = parse_config(doc, folder / CONFIG)
             _check_tensors(f, config, path)
             tensors = {name: f.get_tensor(name) for name, _ in config.shapes()}
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no {WEIGHTS}: it is not a checkpoint") from None
     except (OSError, SafetensorError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise CheckpointError(f"cannot read {path}: {error}") from None
     if total and total != checksum(tensors):
         raise CheckpointError(f"{path} is damaged: its numbers are not those that were saved")
     try:
-        with torch.random.fork_rng(devices=[]):  # the first weights are thrown away
+        with torch.random.fork_rng(devices=[]):  # the initial weights are replaced
             flow: Flow = family(config).to(dtype)
     except (OverflowError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {error}") from None
     flow.load_state_dict(tensors)
-    flow.target = doc.get("target")
-    if not isinstance(flow.target, dict | None):
-        raise CheckpointError(f"{folder / CONFIG}: target must be a table, not {short(flow.target)}")
     return flow
 
 
-def _read_doc(path: Path) -> dict[str, Any]:
-    """config.json as plain data of our format."""
+def _read_config(path: Path) -> dict[str, Any]:
+    """The content of config.json, if it is in our format."""
     try:
         doc = parse_json(read_text(path))
     except FileNotFoundError:
@@ -230,34 +232,27 @@ def _read_doc(path: Path) -> dict[str, Any]:
     return doc
 
 
-def _header(f: Any) -> tuple[str, str]:
-    """`_mark` of the config and `checksum` that a save wrote with the weights; "" where others wrote."""
-    mark, _, total = (f.metadata() or {}).get("jacobiflow", "").partition(" ")
-    return mark, total
-
-
-def _choose(doc: dict[str, Any], mark: str) -> dict[str, Any]:
-    """The config that weights with this mark go with: `doc`, or the one that it was to replace."""
-    previous = doc.get("previous")
-    if isinstance(previous, dict) and mark != _mark(doc):
-        return previous
-    return {key: value for key, value in doc.items() if key != "previous"}
+def _matching_config(doc: dict[str, Any], weights: Any) -> tuple[dict[str, Any], str]:
+    """The config of these open weights: `doc` or its "previous"; and their checksum, "" if unknown."""
+    config_id, _, total = (weights.metadata() or {}).get("jacobiflow", "").partition(" ")
+    previous = doc.pop("previous", None)
+    if isinstance(previous, dict) and config_id != _config_id(doc):
+        return previous, total  # a save was interrupted before it replaced the weights
+    return doc, total
 
 
 def parse_config(doc: Mapping[str, Any], path: Path) -> tuple[type[Any], Any]:
     """The family and config of a checkpoint."""
-    name = doc.get("family")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise CheckpointError(f"{path}: family must be one of {', '.join(FAMILIES)}, not {short(name)}")
-    family, kind = FAMILIES[name]
     try:
-        return family, build(kind, doc.get("config"), "config")
+        doc = upgrade(doc)
+        family = find_family(doc.get("family"))
+        return family, build(family.config_type, doc.get("config"), "config")
     except RecordError as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 
 def _check_tensors(f: Any, config: Any, path: Path) -> None:
-    """Names, shapes and types of the tensors in an open file must be those of `config`."""
+    """CheckpointError unless the tensors in an open file have the names, shapes and types of `config`."""
     left = set(f.keys())
     for name, shape in config.shapes():
         if name not in left:
@@ -287,11 +282,17 @@ def _hub() -> Any:
 
 
 def _download(repo: str, revision: str | None) -> tuple[Path, str]:
-    """The checkpoint's files at one commit, from the hub or the local cache, and that commit."""
+    """The folder of a checkpoint from the hub or its local cache, and its commit."""
     hub = _hub()
     try:
-        folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CARD]))
-    except Exception as error:  # the hub client raises many kinds; each becomes one line
+        folder = Path(
+            hub.snapshot_download(
+                repo,
+                revision=revision,
+                allow_patterns=[CONFIG, WEIGHTS, CARD, calibration.FILE, profile.FILE],
+            )
+        )
+    except Exception as error:  # the hub client raises many kinds
         raise CheckpointError(
             f"there is no folder {repo!r}, and the hub does not give it: {_reason(hub, error)}"
         ) from None
@@ -314,8 +315,7 @@ def _reason(hub: Any, error: Exception) -> str:
     for name, text in known.items():
         if isinstance(error, getattr(hub.errors, name, ())):
             return text
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def push_to_hub(
@@ -327,7 +327,7 @@ def push_to_hub(
     dtype: torch.dtype | None = None,
     card: str | None = None,
 ) -> str:
-    """Upload `flow` as a checkpoint to `repo` ("user/model"); returns the new commit's address.
+    """Upload `flow` as a checkpoint to `repo` ("user/model"). Returns the address of the new commit.
 
     dtype, card: as in `save`.
     """

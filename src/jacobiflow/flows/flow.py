@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
@@ -15,38 +14,43 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Block, Conditioner
 from jacobiflow.core.decode import decode
-from jacobiflow.core.hardware import refuse
+from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.noise import row_noise
-from jacobiflow.core.plan import Plan, PlanError
+from jacobiflow.core.plan import Plan
 from jacobiflow.core.types import (
-    INITS,
     BlockStats,
     Decoded,
     Encoded,
     Init,
     JacobiflowError,
+    Method,
     OnFailure,
     Stats,
     Unit,
     Watcher,
+    joined,
 )
+from jacobiflow.core.warn import warn_once
 from jacobiflow.flows import arguments
+from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.nonfinite import warn_of_nonfinite
+from jacobiflow.flows.plans import resolve_plan
+from jacobiflow.flows.profile import Profile
 from jacobiflow.flows.residual import checked
-from jacobiflow.flows.weights import Group, Watch, Watched, tensors_of
+from jacobiflow.flows.weights import Group, Watch, Watched, digest, tensors_of
 from jacobiflow.kernels.backend import Backend, bind
 from jacobiflow.kernels.threads import torch_single_threaded
 
 GRADIENT_TOL = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 R = TypeVar("R")
 P = ParamSpec("P")
-PLANS = ("sequential", "uniform", "selective", "auto")
 
 
 class NonfiniteError(JacobiflowError, ValueError):
@@ -73,19 +77,23 @@ class Flow(nn.Module, ABC):
     """
 
     family: ClassVar[str]
+    config_type: ClassVar[type[Any]]
     default_tol: ClassVar[float]
-    default_init: ClassVar[Init]
     default_unit: ClassVar[Unit]  # of methods that have none
     default_deviation: ClassVar[float] = 1e-4  # from exact, that plan="auto" may cost
+    trains_on_noise: ClassVar[bool] = False  # `training_loss` takes noise; there is no training data
     config: Any
     blocks: nn.ModuleList
-    target: dict[str, Any] | None = None  # the density that the flow was trained for, if it was one
     revision: str | None = None  # the commit of the hub that this flow was loaded from
+    calibration: Calibration | None = None  # first guesses, bound to the weights that they were fitted for
+    profile: Profile | None = None  # how fast sweeps converge, bound to weights too
 
     def __init__(self) -> None:
         super().__init__()
         self._watch = Watch()
         self._version = 0  # of the weights
+        self._fingerprint = (-1, "")  # of the weights of that version
+        self.auto_plans: dict[Any, Plan] = {}  # what "auto" chose, by setting
 
     # What a family defines
 
@@ -135,9 +143,28 @@ class Flow(nn.Module, ABC):
         """How many numbers of context a row needs; 0: it takes none."""
         return 0
 
-    def selective(self, tol: float, init: Init) -> Plan:
+    def selective(self, tol: float, init: Init | None) -> Plan:
         """The family's own rule of what to sweep."""
         return Plan.selective(len(self.blocks), tol=tol, init=init)
+
+    def training_loss(self, x: Tensor, labels: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
+        """The loss of a batch in nats per dimension, and the mean of z^2 over the batch.
+
+        Default: the mean negative log-likelihood of data x. Where `trains_on_noise`, x is noise z.
+        tol: tolerance of sweeps, for a loss that decodes.
+        """
+        enc = self.encode(x, labels)
+        loss = -(standard_normal(enc.z) + enc.log_det).mean() / math.prod(self.data_shape)
+        return loss, enc.z.detach().square().mean(0)
+
+    def as_shown(self, x: Tensor) -> Tensor:
+        """Samples [N, *data_shape] as pictures show them, in [-1, 1]."""
+        return x
+
+    @classmethod
+    def adopt(cls, doc: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """A config document of version 0.1 as this family writes it. None: it belongs to another family."""
+        return None
 
     # Density
 
@@ -186,28 +213,40 @@ class Flow(nn.Module, ABC):
 
     # Sampling
 
-    def noise(self, n: int, seed: int | None = None, *, start: int = 0) -> Tensor:
-        """Standard normal z of samples start .. start + n - 1; row i depends on (seed, i) only."""
-        n, start = arguments.whole("n", n), arguments.whole("start", start)
-        seed = None if seed is None else arguments.whole("seed", seed)
-        refuse(f"noise of {short(n)} samples", 8 * n * math.prod(self.latent_shape), "draw fewer at a time")
+    def noise(
+        self, n: int, seed: int | None = None, *, start: int = 0, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Standard normal z of samples start .. start + n - 1.
+
+        With a seed, row i depends on (seed, i) only. Without one, `generator` is used, or torch's global one.
+        """
+        n, start = arguments.as_int("n", n), arguments.as_int("start", start)
+        need = 8 * n * math.prod(self.latent_shape)
+        require_memory(f"noise of {short(n)} samples", need, "draw fewer at a time")
+        like = next(self.parameters())
+        if seed is None:
+            place = like.device if generator is None else generator.device
+            z = torch.randn(n, *self.latent_shape, generator=generator, dtype=like.dtype, device=place)
+            return z.to(like.device)
+        if generator is not None:
+            raise TypeError("seed and generator exclude each other: give one of them")
         if start + n > 2**63:
             raise ValueError(f"samples are numbered up to 2^63, not {short(start + n)}")
-        like = next(self.parameters())
-        rows = row_noise(n, self.latent_shape, seed, start)
+        rows = row_noise(n, self.latent_shape, arguments.as_int("seed", seed), start)
         return torch.from_numpy(rows).to(dtype=like.dtype, device=like.device)
 
     @_with_weights
     def decode(
         self,
         z: Tensor,
-        plan: str | Path | Plan = "selective",
+        plan: str | Path | Plan | None = None,
         *,
-        tol: float | None = None,
         labels: int | Tensor | None = None,
         context: Tensor | None = None,
-        guidance: float | Guidance = 0.0,
+        tol: float | None = None,
         init: Init | None = None,
+        max_deviation: float | None = None,
+        guidance: float | Guidance = 0.0,
         check: bool = False,
         on_failure: OnFailure = "fallback",
         cache: bool = True,
@@ -218,10 +257,12 @@ class Flow(nn.Module, ABC):
     ) -> Decoded:
         """x with encode(x).z = z, as exact as the plan asks.
 
-        plan: "sequential" (exact), "uniform" (sweeps in every block), "selective" (the family's
-            rule), "auto" (tuned for this machine and batch, see `jacobiflow.tune`; made at the first
-            use and kept in the user's cache folder), a Plan, or a path of one. tol and init belong to
-            "uniform" and "selective".
+        plan: "auto" (the default: the fastest for this machine and batch that stays within `max_deviation`),
+            "sequential" (exact), "uniform" (sweeps in every block), "selective" (the family's rule), a Plan,
+            or the path of one. tol and init belong to "uniform" and "selective"; without a plan they mean
+            "selective". `stats.plan` says what ran.
+        max_deviation: the largest |x - exact| that "auto" may cost, as measured by the flow's convergence
+            profile. Default: 0.05 for TarFlow; 1e-4 standard deviations for MAF and NSF.
         check: encode the answer and record |encode(x) - z| of each sample in stats.residual. A sample that
             ended EXACT is reported as CONVERGED, with a warning, if its residual exceeds
             sqrt(eps) * max(1, |z|) anywhere.
@@ -242,20 +283,20 @@ class Flow(nn.Module, ABC):
         if tuple(z.shape[1:]) != self.latent_shape:
             raise ValueError(f"z must be [N, {_dims(self.latent_shape)}], not {list(z.shape)}")
         self._refuse_type("z", z)
-        if differentiable and tol is None and plan in ("uniform", "selective"):
-            tol = GRADIENT_TOL[z.dtype]
-        guide = guidance if isinstance(guidance, Guidance) else Guidance(weight=guidance)
-        if plan != "auto":  # which looks at the weights itself
-            self.refuse_nonfinite()
+        if differentiable and tol is None and plan in (None, "uniform", "selective"):
+            plan, tol = plan or "selective", GRADIENT_TOL[z.dtype]
+        guide = Guidance.of(guidance)
+        self.refuse_nonfinite()
+        self._condition(len(z), labels, context)  # raises if they do not fit
         methods = self.plan(
             plan,
             tol=tol,
             init=init,
+            max_deviation=max_deviation,
             n=len(z),
-            labels=labels,
             context=context,
             guidance=guide,
-            max_deviation=10 * GRADIENT_TOL[z.dtype] if differentiable else None,
+            backend=backend,
         )
         began = time.perf_counter()
         with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()), torch_single_threaded(z):
@@ -292,6 +333,12 @@ class Flow(nn.Module, ABC):
             stats.append(out.stats.blocks[0])
         return seq, log_det, tuple(stats)
 
+    @property
+    def sequence_shape(self) -> tuple[int, int]:
+        """Positions T and numbers per position D."""
+        shape = (*self.latent_shape, 1)
+        return shape[0], shape[1]
+
     def to_prior(self, z: Tensor) -> Tensor:
         """Standard noise as the sequence [N, T, D] that the first block decodes."""
         seq, var = z.unsqueeze(-1) if z.ndim == 2 else z, self.prior_var()
@@ -309,28 +356,96 @@ class Flow(nn.Module, ABC):
         """The blocks for n samples, in sampling order."""
         condition, guide = self._condition(n, labels, context), guidance or Guidance()
         ks = reversed(range(len(self.blocks)))
-        return [bind(*self.bind(k, n, condition, guide), self.order(k), backend) for k in ks]
+        blocks = [bind(*self.bind(k, n, condition, guide), self.order(k), backend) for k in ks]
+        guesses = self.guesses()
+        if guesses is None:
+            return blocks
+        return [replace(block, guess=guesses.guess(i)) for i, block in enumerate(blocks)]
+
+    def guesses(self) -> Calibration | None:
+        """The calibrated first guesses, if they were fitted for the weights as they are."""
+        if self.calibration is None or self.calibration.weights == self.fingerprint():
+            return self.calibration
+        warn_once("the calibrated first guess of this flow is of other weights and is not used: run tune")
+        return None
+
+    @property
+    def inits(self) -> tuple[Init, ...]:
+        """The first guesses that this flow can begin with, the default first."""
+        others: tuple[Init, ...] = ("zeros", "noise", "previous")
+        default = Method().resolved(self.default_unit, calibrated=self.guesses() is not None).init
+        assert default is not None
+        return (default, *(init for init in others if init != default))
+
+    def fingerprint(self) -> str:
+        """Names config and weights; the same for every dtype and device. Read again when a weight changed."""
+        version = self.refuse_nonfinite()
+        if self._fingerprint[0] != version:
+            tensors = {name: t.float() for name, t in self.state_dict().items()}
+            self._fingerprint = version, digest(tensors, self.family, repr(self.config))
+        return self._fingerprint[1]
+
+    def every_label(self, n: int) -> Tensor | None:
+        """Labels [n] with all classes in turn, and no label (-1) among them; None if the flow takes none."""
+        classes = self.num_classes
+        return torch.arange(n) % (classes + 1) - 1 if classes else None
 
     def sample(
         self,
         n: int,
         *,
-        seed: int | None = None,
         labels: int | Tensor | None = None,
         context: Tensor | None = None,
+        plan: str | Path | Plan | None = None,
+        tol: float | None = None,
+        init: Init | None = None,
+        max_deviation: float | None = None,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
         guidance: float | Guidance = 0.0,
         denoise: bool = False,
+        on_failure: OnFailure = "fallback",
+        backend: Backend | None = None,
+        batch_size: int | None = None,
+        progress: bool = False,
         warn: bool = True,
         **options: Any,
     ) -> Decoded:
-        """Decode fresh noise; `options` are those of `decode`. denoise: see `denoise`."""
-        z = self.noise(n, seed)
-        out = self.decode(z, labels=labels, context=context, guidance=guidance, warn=False, **options)
-        if denoise:
-            out = replace(out, x=self.denoise(out.x, labels=labels))
+        """Decode fresh noise; options are those of `decode`.
+
+        seed: sample i depends on (seed, i) only. Default: torch's global generator, or `generator`.
+        denoise: see `denoise`. batch_size: samples that are decoded at a time. Default: all of them.
+        progress: show a progress bar.
+        """
+        z = self.noise(n, seed, generator=generator)
+        size = max(n, 1) if batch_size is None else arguments.as_int("batch_size", batch_size, 1)
+        self._condition(n, labels, context)  # raises if they do not fit
+        if plan in (None, "auto") and tol is None and init is None and not options.get("differentiable"):
+            some = slice(min(n, size))
+            auto = {"context": _part(context, some, 2), "guidance": Guidance.of(guidance), "backend": backend}
+            plan, max_deviation = self.plan("auto", max_deviation=max_deviation, n=some.stop, **auto), None
+        parts = []
+        for rows in tqdm([slice(i, i + size) for i in range(0, max(n, 1), size)], disable=not progress):
+            label, given = _part(labels, rows, 1), _part(context, rows, 2)
+            out = self.decode(
+                z[rows],
+                plan,
+                labels=label,
+                context=given,
+                tol=tol,
+                init=init,
+                max_deviation=max_deviation,
+                guidance=guidance,
+                on_failure=on_failure,
+                backend=backend,
+                warn=False,
+                **options,
+            )
+            parts.append(replace(out, x=self.denoise(out.x, labels=label)) if denoise else out)
+        found = joined(parts)
         if warn:
-            warn_of_nonfinite(out.x, z, guidance)
-        return out
+            warn_of_nonfinite(found.x, z, guidance)
+        return found
 
     def denoise(self, x: Tensor, labels: int | Tensor | None = None) -> Tensor:
         """x + sigma^2 grad log p(x), sigma the noise that the flow was trained with."""
@@ -345,53 +460,19 @@ class Flow(nn.Module, ABC):
 
     def plan(
         self,
-        plan: str | Path | Plan,
+        plan: str | Path | Plan | None = None,
         *,
         tol: float | None = None,
         init: Init | None = None,
+        max_deviation: float | None = None,
         n: int = 1,
-        **auto: Any,
+        context: Tensor | None = None,
+        guidance: Guidance | None = None,
+        backend: Backend | None = None,
     ) -> Plan:
-        """The Plan that a name, a path or a Plan stands for, checked against this flow.
-
-        Methods without a unit take the family's.
-        n: samples that will be decoded at once. It and `auto` (labels, context, guidance,
-        max_deviation) matter to "auto" alone.
-        """
-        if isinstance(plan, str) and plan in PLANS and plan != "auto":
-            return self._named_plan(plan, tol, init).in_unit(self.default_unit)
-        if tol is not None or init is not None:
-            raise TypeError("tol and init belong to named plans; a Plan and 'auto' carry their own")
-        if plan == "auto":
-            from jacobiflow.flows.tuning import auto_plan
-
-            return auto_plan(self, n, **auto).in_unit(self.default_unit)
-        found = plan if isinstance(plan, Plan) else Plan.load(self._plan_path(plan))
-        if len(found) != len(self.blocks):
-            raise PlanError(f"the plan has {len(found)} methods, the flow {len(self.blocks)} blocks")
-        return found.in_unit(self.default_unit)
-
-    def _named_plan(self, name: str, tol: float | None, init: Init | None) -> Plan:
-        blocks = len(self.blocks)
-        if init is not None and init not in INITS:
-            raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
-        if name == "sequential":
-            if tol is not None or init is not None:
-                raise TypeError("sequential decoding is exact: it takes no tol and no init")
-            return Plan.sequential(blocks)
-        tol = self.default_tol if tol is None else tol
-        init = self.default_init if init is None else init
-        return Plan.uniform(blocks, tol=tol, init=init) if name == "uniform" else self.selective(tol, init)
-
-    @staticmethod
-    def _plan_path(plan: str | Path) -> Path:
-        if not isinstance(plan, str | Path):
-            raise PlanError(f"a plan is a name, a jf.Plan or a path, not {short(plan)}")
-        path = Path(plan)
-        if isinstance(plan, str) and path.suffix != ".json" and not os.path.exists(path):
-            known = ", ".join(PLANS)
-            raise PlanError(f"no plan is called {short(plan)}: use {known}, a jf.Plan or a JSON file")
-        return path
+        """The Plan that a name, a path, a Plan or None stands for when n samples are decoded at once."""
+        auto = {"context": context, "guidance": guidance, "backend": backend}
+        return resolve_plan(self, plan, tol=tol, init=init, max_deviation=max_deviation, n=n, **auto)
 
     # Guards
 
@@ -473,6 +554,11 @@ def standard_normal(z: Tensor) -> Tensor:
     """log N(z; 0, I) [N]."""
     z = z.flatten(1)
     return -0.5 * (z.square().sum(1) + z.shape[1] * math.log(2 * math.pi))
+
+
+def _part(value: Any, rows: slice, dims: int) -> Any:
+    """Some rows of labels [N] or context [N, C]; what is shared by all rows stays as it is."""
+    return value[rows] if isinstance(value, Tensor) and value.ndim == dims else value
 
 
 def _dims(shape: tuple[int, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,7 +17,7 @@ from jacobiflow.kernels.compile import COMPILED, compiled
 LARGEST = 1e6  # of weights and temperatures: float32 overflows long before they end
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Guidance:
     """theta + w (theta - theta_null), on a, on b or on both.
 
@@ -29,6 +29,7 @@ class Guidance:
     """
 
     weight: float = 0.0
+    _: KW_ONLY
     annealed: bool = False
     what: Literal["a", "b", "ab"] = "ab"
     attn_temp: float = 1.0
@@ -42,6 +43,11 @@ class Guidance:
             raise ValueError(f"Guidance.attn_temp must be finite and positive, not {self.attn_temp}")
         if not 1 / LARGEST <= self.attn_temp <= LARGEST:
             raise ValueError(f"Guidance.attn_temp must be from {1 / LARGEST:g} to {LARGEST:g}")
+
+    @classmethod
+    def of(cls, value: float | Guidance) -> Guidance:
+        """The `guidance` argument of a flow, which may be a weight."""
+        return value if isinstance(value, Guidance) else cls(value)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""MAF and NSF: vectors of features, each block a masked MLP; or, on a lattice, a local one.
+"""MAF and NSF: vectors of features, each block a masked MLP.
 
 Papamakarios et al., 2017, Masked Autoregressive Flow; Durkan et al., 2019, Neural Spline Flows.
 """
@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Init, Method, Unit
-from jacobiflow.flows.arguments import instance, number, whole
+from jacobiflow.core.types import Init, Unit
+from jacobiflow.flows.arguments import as_int, instance, number
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.local import LocalConditioner, LocalMLP, neighbourhood, spread
 from jacobiflow.flows.masked_mlp import ACTIVATIONS, Activation, MaskedMLP, layer_widths
 from jacobiflow.flows.weights import check_size, linear_shapes
 
@@ -36,14 +35,11 @@ class MAFConfig:
     scale: how a positive scale is made: z = (softplus(u) + min_scale) x + b, the same with a
         sigmoid, or TarFlow's z = (x - b) exp(-a). min_scale bounds how far the inverse stretches.
     order: "reversed" turns the features around in every second block, "random" shuffles them in
-        every block (by order_seed), "same" leaves them; or one permutation for each block. "classes", with
-        reach: see `spread`; every second block takes the classes backwards.
+        every block (by order_seed), "same" leaves them; or one permutation for each block.
     bins, bound: of the spline, which is the identity outside [-bound, bound].
-    reach: above 0 features are the sites of a square torus, row by row, and one `LocalMLP` with the same
-        weights everywhere looks at those within `reach` rows and columns.
-    linear: x' = y' A next to the data, y what the blocks see; A is the flow's buffer `linear`: the identity
-        until it is set, not trained, saved with the weights.
     """
+
+    ORDERS: ClassVar[tuple[str, ...]] = ("reversed", "random", "same")
 
     features: int
     context: int = 0
@@ -54,19 +50,17 @@ class MAFConfig:
     activation: Activation = "relu"
     scale: Scale = "softplus"
     min_scale: float = 1e-3
-    order: Literal["reversed", "random", "same", "classes"] | tuple[tuple[int, ...], ...] = "reversed"
+    order: Literal["reversed", "random", "same"] | tuple[tuple[int, ...], ...] = "reversed"
     order_seed: int = 0
     bins: int = 8
     bound: float = 5.0
-    reach: int = 0
-    linear: bool = False
 
     def __post_init__(self) -> None:
         widths = self.hidden if isinstance(self.hidden, Iterable) else ()
-        object.__setattr__(self, "hidden", tuple(whole("MAFConfig.hidden", width, 1) for width in widths))
-        for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2), ("reach", 0)):
-            object.__setattr__(self, name, whole(f"MAFConfig.{name}", getattr(self, name), least))
-        if not whole("MAFConfig.order_seed", self.order_seed) < 2**63:
+        object.__setattr__(self, "hidden", tuple(as_int("MAFConfig.hidden", width, 1) for width in widths))
+        for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2)):
+            object.__setattr__(self, name, as_int(f"MAFConfig.{name}", getattr(self, name), least))
+        if not as_int("MAFConfig.order_seed", self.order_seed) < 2**63:
             raise ValueError("MAFConfig.order_seed must be 0 or more and below 2^63")
         if not self.hidden:
             raise ValueError("MAFConfig.hidden needs widths of 1 or more, one a layer")
@@ -82,20 +76,10 @@ class MAFConfig:
         scale, bound = (number(f"MAFConfig.{n}", getattr(self, n)) for n in ("min_scale", "bound"))
         if not 0 <= scale < 1 or not bound > 0:
             raise ValueError("MAFConfig.min_scale must be in [0, 1) and bound positive")
-        if self.reach and (self.side**2 != self.features or 2 * self.reach >= self.side):
-            raise ValueError(
-                f"MAFConfig.reach {self.reach} needs as many features as a square of side "
-                f"{2 * self.reach + 1} or more has, not {self.features}"
-            )
-        if self.reach and (self.context or self.residual):
-            raise ValueError("MAFConfig.reach goes with neither context nor residual: leave them out")
         if isinstance(self.order, str):
-            if self.order not in ("reversed", "random", "same", "classes"):
-                raise ValueError(
-                    f"MAFConfig.order must be reversed, random, same, classes or orders, not {self.order!r}"
-                )
-            if self.order == "classes" and (not self.reach or self.side % (self.reach + 1)):
-                raise ValueError("MAFConfig.order classes needs a reach, and reach + 1 must divide the side")
+            if self.order not in self.ORDERS:
+                words = ", ".join(self.ORDERS)
+                raise ValueError(f"MAFConfig.order must be {words} or orders, not {self.order!r}")
         else:
             try:
                 object.__setattr__(self, "order", tuple(map(tuple, self.order)))
@@ -106,11 +90,6 @@ class MAFConfig:
             ):
                 raise ValueError("MAFConfig.order needs one permutation of all features for each block")
 
-    @property
-    def side(self) -> int:
-        """Of the square that the features make, if they make one."""
-        return math.isqrt(self.features)
-
     def orders(self) -> list[Tensor]:
         """The order of features in each block."""
         same = torch.arange(self.features)
@@ -119,25 +98,17 @@ class MAFConfig:
         if self.order == "random":
             draw = torch.Generator().manual_seed(self.order_seed)
             return [torch.randperm(self.features, generator=draw) for _ in range(self.blocks)]
-        if self.order == "classes":
-            classes = spread(self.side, self.reach + 1)
-            return [(classes.flip(0) if k % 2 else classes).flatten() for k in range(self.blocks)]
         return [same.flip(0) if k % 2 and self.order == "reversed" else same for k in range(self.blocks)]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all stored tensors, without making any."""
         sizes = [self.features, *layer_widths(self.hidden, self.residual)]
-        if self.reach:
-            sizes[0] = 2 * ((2 * self.reach + 1) ** 2 - 1)
-        if self.linear:
-            yield "linear", (self.features, self.features)
         for k in range(self.blocks):
             for i, (a, b) in enumerate(pairwise(sizes)):
                 yield from linear_shapes(f"blocks.{k}.linears.{i}", a, b)
             if self.context:
                 yield f"blocks.{k}.context.weight", (sizes[1], self.context)
-            outputs = (1 if self.reach else self.features) * self.bijector().params
-            yield from linear_shapes(f"blocks.{k}.head", sizes[-1], outputs)
+            yield from linear_shapes(f"blocks.{k}.head", sizes[-1], self.features * self.bijector().params)
 
     def bijector(self) -> Bijector:
         """The elementwise map of every block."""
@@ -156,37 +127,31 @@ class MAF(Flow):
 
     config: MAFConfig
     family: ClassVar[str] = "maf"
+    config_type: ClassVar[type[MAFConfig]] = MAFConfig
     default_tol: ClassVar[float] = 1e-4
-    default_init: ClassVar[Init] = "zeros"
     default_unit: ClassVar[Unit] = "relative"
-    linear: Tensor | None  # [features, features]: x' = y' linear
 
     def __init__(self, config: MAFConfig) -> None:
-        instance(MAFConfig, config)
+        instance(self.config_type, config)
         check_size(config.shapes())
         super().__init__()
         self.config = config
         self.bijector = config.bijector()
         orders = config.orders()
-        self.blocks = nn.ModuleList(map(self._net, orders))
+        self.blocks = nn.ModuleList(map(self.network, orders))
         if isinstance(self.bijector, ScaleAffine):  # begin at scale 1
             unit = 1 - config.min_scale
             start = math.log(math.expm1(unit)) if config.scale == "softplus" else 4.0
-            for block in self.blocks:
-                assert isinstance(block, MaskedMLP | LocalMLP)
-                with torch.no_grad():
-                    block.head.bias[:: self.bijector.params] = start
+            with torch.no_grad():
+                for block in self.blocks:
+                    block.head.bias[:: self.bijector.params] = start  # type: ignore[union-attr, operator]
         for k, order in enumerate(orders):
             natural = bool((order == torch.arange(config.features)).all())
             self.register_buffer(f"order{k}", None if natural else order, persistent=False)
-        self.register_buffer("linear", torch.eye(config.features) if config.linear else None)
 
-    def _net(self, order: Tensor) -> MaskedMLP | LocalMLP:
-        """The conditioner of a block that takes the features in this order."""
+    def network(self, order: Tensor) -> nn.Module:
+        """The network of a block that takes the features in this order; its `bind` makes a conditioner."""
         config = self.config
-        if config.reach:
-            near = order.argsort()[neighbourhood(config.side, config.reach)[order]]
-            return LocalMLP(near, self.bijector.params, config.hidden, config.activation)
         return MaskedMLP(
             config.features,
             self.bijector.params,
@@ -208,25 +173,15 @@ class MAF(Flow):
     def context_features(self) -> int:
         return self.config.context
 
-    def selective(self, tol: float, init: Init) -> Plan:
-        """Sweeps everywhere: a masked MLP gains in every block. A class of sites is a window: one sweep
-        solves it, the next one finds that nothing moves. This is exact, and a larger tol would save nothing.
-        """
-        if self.config.order == "classes":
-            width = (self.config.side // (self.config.reach + 1)) ** 2
-            return Plan((Method(width=width, init=init),) * len(self.blocks))
+    def selective(self, tol: float, init: Init | None) -> Plan:
+        """Sweeps everywhere: a masked MLP gains in every block."""
         return Plan.uniform(len(self.blocks), tol=tol, init=init)
 
     def to_sequence(self, x: Tensor) -> Tensor:
-        y = x if self.linear is None else torch.linalg.solve(self.linear, x, left=False)
-        return y.unsqueeze(-1)
+        return x.unsqueeze(-1)
 
     def from_sequence(self, x: Tensor) -> Tensor:
-        y = x.squeeze(-1)
-        return y if self.linear is None else y @ self.linear
-
-    def stretch(self) -> Tensor | float:
-        return 0.0 if self.linear is None else torch.linalg.slogdet(self.linear).logabsdet
+        return x.squeeze(-1)
 
     def order(self, k: int) -> Tensor | None:
         return self._buffers[f"order{k}"]
@@ -236,8 +191,4 @@ class MAF(Flow):
     ) -> tuple[Conditioner, Bijector]:
         if guidance.weight:
             raise ValueError("guidance is for TarFlow; this flow takes none")
-        net = self.blocks[k]
-        if isinstance(net, LocalMLP):
-            return LocalConditioner(net), self.bijector
-        assert isinstance(net, MaskedMLP)
-        return net.bind(condition), self.bijector
+        return self.blocks[k].bind(condition), self.bijector  # type: ignore[operator]

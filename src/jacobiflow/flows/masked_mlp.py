@@ -107,16 +107,16 @@ class UnitCache:
         """New units of a node, where they belong to the row's own window."""
         pairs = [(self.nodes[node], raw), *(() if lit is None else ((self.active[node], lit),))]
         if isinstance(start, int):
-            for target, new in pairs:
-                target[units] = new
+            for kept, new in pairs:
+                kept[units] = new
             return
         ends = range(self.network.length + 1) if node == 0 else self.network.stages[node - 1].ends
         table = torch.tensor(ends, device=raw.device)
         first, last = table[start - 1], table[(start + width - 1).clamp_max(len(table) - 1)]
         at = torch.arange(units.start, units.stop, device=raw.device)[:, None]
         mine = (at >= torch.where(start == 1, 0, first)) & (at < last)
-        for target, new in pairs:
-            target[units] = torch.where(mine, new, target[units])
+        for kept, new in pairs:
+            kept[units] = torch.where(mine, new, kept[units])
 
     def theta(self, lo: int, hi: int) -> Tensor:
         """Parameters of positions lo .. hi - 1, [n, hi - lo, P]."""
@@ -211,8 +211,8 @@ class MaskedMLP(Watched):
         nn.init.zeros_(self.head.bias)
         for i, (a, b) in enumerate(pairwise(self.degrees)):
             self.register_buffer(f"mask{i}", b[:, None] >= a[None, :], persistent=False)
-        reach = torch.arange(length).repeat_interleave(params)
-        self.register_buffer("head_mask", reach[:, None] >= self.degrees[-1], persistent=False)
+        position = torch.arange(length).repeat_interleave(params)
+        self.register_buffer("head_mask", position[:, None] >= self.degrees[-1], persistent=False)
 
     def masked(self, i: int) -> Tensor:
         """Weight i without the connections that would look ahead."""

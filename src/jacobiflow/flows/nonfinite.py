@@ -29,7 +29,7 @@ def remedy(guidance: float | Guidance, dtype: torch.dtype) -> str:
     >>> remedy(0.0, torch.float64)
     'check the weights'
     """
-    weight = guidance.weight if isinstance(guidance, Guidance) else guidance
+    weight = Guidance.of(guidance).weight
     steps = [f"lower the guidance weight (it is {weight:g})"] if weight else []
     steps += [] if dtype is torch.float64 else ["try float64"]
     return ", ".join([*steps, "or check the weights" if steps else "check the weights"])

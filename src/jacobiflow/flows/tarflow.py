@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.block import Conditioner
-from jacobiflow.core.types import Init, Unit
-from jacobiflow.flows.arguments import instance, number, whole
+from jacobiflow.core.types import Unit
+from jacobiflow.flows.arguments import as_int, instance, number
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, Guided
 from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, TransformerConditioner
@@ -54,8 +54,8 @@ class TarFlowConfig:
             "layers_per_block",
             "head_dim",
         ):
-            object.__setattr__(self, name, whole(f"TarFlowConfig.{name}", getattr(self, name), 1))
-        object.__setattr__(self, "num_classes", whole("TarFlowConfig.num_classes", self.num_classes))
+            object.__setattr__(self, name, as_int(f"TarFlowConfig.{name}", getattr(self, name), 1))
+        object.__setattr__(self, "num_classes", as_int("TarFlowConfig.num_classes", self.num_classes))
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"TarFlowConfig.patch_size {self.patch_size} does not divide image_size {self.image_size}"
@@ -160,8 +160,8 @@ class TarFlow(Flow):
 
     config: TarFlowConfig
     family: ClassVar[str] = "tarflow"
+    config_type = TarFlowConfig
     default_tol: ClassVar[float] = 0.5
-    default_init: ClassVar[Init] = "previous"
     default_unit: ClassVar[Unit] = "absolute"
     default_deviation: ClassVar[float] = 0.05
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.hardware import SizeError, refuse
+from jacobiflow.core.hardware import SizeError, require_memory
 from jacobiflow.kernels.checksum import Memory, Running, Sums, layout
 
 MOST = 100_000  # tensors of a model
@@ -172,6 +172,6 @@ def check_size(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     """Refuse a model that this machine cannot hold, before any of it is made."""
     found = list(islice(shapes, MOST + 1))
     size = torch.get_default_dtype().itemsize * sum(math.prod(shape) for _, shape in found)
-    refuse("a model of this config", size, "make it smaller")
+    require_memory("a model of this config", size, "make it smaller")
     if len(found) > MOST:
         raise SizeError(f"a model of this config has more than {MOST:,} tensors: make it smaller")

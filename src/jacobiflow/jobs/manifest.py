@@ -1,6 +1,6 @@
-"""The manifest of a job: what was asked for, and what that was resolved to, once.
+"""The manifest of a job: its settings, and what they were resolved to when it started.
 
-Every process and every start of the job uses it, so that they all do the same work.
+Every process and every restart reads it, so that all of them do the same work.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import json
 import platform
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from jacobiflow.core.files import write_atomically
+from jacobiflow import __version__
+from jacobiflow.core.files import MAX_TEXT_BYTES, read_text, write_atomically
 from jacobiflow.core.plan import VERSION as PLAN_VERSION
 from jacobiflow.core.plan import Plan
-from jacobiflow.core.records import LARGEST, RecordError, build, parse_json, read_text
+from jacobiflow.core.records import RecordError, build, parse_json
 from jacobiflow.core.types import JacobiflowError
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.weights import digest
-from jacobiflow.jobs.shards import Format, Shard
-from jacobiflow.kernels import native
-from jacobiflow.kernels.backend import Backend
+from jacobiflow.jobs.sampling import Settings
+from jacobiflow.jobs.shards import Shard
+from jacobiflow.kernels.build import version as kernels_version
 
 FILE = "manifest.json"
 FORMAT = "jacobiflow-samples"
@@ -33,52 +33,23 @@ VERSION = 2  # 1: without a digest
 
 
 class JobError(JacobiflowError):
-    """A job that cannot start or go on; nothing that it has written is lost."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a job is asked for. Whoever goes on with it must ask for the same."""
-
-    n: int
-    seed: int = 0
-    labels: tuple[int, ...] = ()  # in turn; () is none
-    plan: str = "selective"  # its name, or the JSON of one that has none
-    tol: float | None = None
-    init: Literal["zeros", "noise", "previous"] | None = None
-    guidance: float = 0.0
-    guide: Literal["a", "b", "ab"] = "ab"
-    annealed: bool = False
-    attn_temp: float = 1.0
-    denoise: bool = False
-    format: Format = "npz"
-    device: str = "cpu"
-    threads: int = 1
-    batch: int = 0  # 0: as memory allows
-    shard: int = 0  # 0: a size that is handy
-    backend: Backend | None = None  # None: the fastest that supports the model
-
-    def guide_options(self) -> Guidance:
-        """Guidance as a flow takes it."""
-        return Guidance(
-            weight=self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp
-        )
+    """A job that cannot start or resume; nothing that it has written is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Settings, and all that follows from them, the model and the machine on which they were given."""
+    """Settings, and what follows from them, the model and the machine that started the job."""
 
     settings: Settings
     model: str
     plan: Plan
     batch: int
     shard: int
-    weights: str  # `fingerprint` of the flow
+    weights: str  # the flow's `fingerprint`
     dtype: str
     versions: dict[str, str]
     revision: str | None = None  # of a model from the hub
-    digest: str = ""  # of all that decides the bits of a sample; every shard's record repeats it
+    digest: str = ""  # of everything that decides the bits of a sample; every record repeats it
 
     def __post_init__(self) -> None:
         if min(self.batch, self.shard, self.settings.n, self.settings.threads) < 1:
@@ -96,24 +67,24 @@ class Job:
         return Shard(number, first, count, self.settings.format, self.digest)
 
     def signed(self) -> Job:
-        """The job with its digest: equal for jobs that would make the same shards from equal versions.
+        """The job with its digest, which is equal for jobs that make the same shards with equal versions.
 
-        It is made once and kept in the manifest, so that a later version may describe plans in another way.
+        It is computed once and stored, so that a later version may write plans in another format.
         """
         asked = asdict(self.settings)
-        for name in ("plan", "tol", "init", "batch", "shard"):  # what they became counts
+        for name in ("plan", "tol", "init", "batch", "shard"):  # their resolved values count
             del asked[name]
         made = {"plan": _methods(self.plan), "batch": self.batch, "shard": self.shard}
         return replace(self, digest=_checksum(asked | made | {"weights": self.weights, "dtype": self.dtype}))
 
     def to_json(self) -> str:
-        """As text that `from_json` reads; what a plan says about itself is left out."""
+        """Text that `from_json` reads, without the plan's notes."""
         doc = {"format": FORMAT, "version": VERSION, **asdict(self), "plan": _methods(self.plan)}
         return json.dumps(doc | {"checksum": _checksum(doc)}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """The job of `to_json`; a RecordError says what is wrong with any other text."""
+        """The job of `to_json`; a RecordError says what is wrong with other text."""
         doc = parse_json(text)
         if not isinstance(doc, dict) or doc.get("format") != FORMAT or doc.get("version") not in (1, VERSION):
             raise RecordError(f'it is not a manifest ("format": "{FORMAT}", "version": {VERSION})')
@@ -134,10 +105,10 @@ class Job:
         return cls(**plain)
 
     def save(self, folder: Path) -> None:
-        """Write the manifest into `folder`, in one step; not one that could not be read again."""
+        """Write the manifest into `folder` atomically, if it can be read again."""
         text = self.to_json()
         try:
-            same = len(text) <= LARGEST and Job.from_json(text) == self
+            same = len(text) <= MAX_TEXT_BYTES and Job.from_json(text) == self
         except (ValueError, TypeError, KeyError):
             same = False
         if not same:
@@ -162,9 +133,9 @@ class Job:
             ) from None
 
     def compare(self, other: Settings, weights: str, folder: Path) -> None:
-        """Refuse to go on with other settings or another model."""
+        """Raise if the settings or the model differ from this job's."""
         mine, its = asdict(self.settings), asdict(other)
-        for name in ("batch", "shard"):  # what "auto" has become may also be asked for
+        for name in ("batch", "shard"):  # the value that "auto" became is accepted too
             mine[name] = its[name] if its[name] == getattr(self, name) else mine[name]
         if _same_plan(mine["plan"], its["plan"]):
             mine["plan"] = its["plan"]
@@ -179,24 +150,23 @@ class Job:
 
 
 def fingerprint(flow: Flow) -> str:
-    """The same for the same config and weights."""
+    """A digest of config and weights."""
     return digest(flow.state_dict(), flow.family, repr(flow.config))
 
 
-def versions(device: torch.device, own: str) -> dict[str, str]:
-    """What else than settings and weights can change the last bits of a sample."""
-    cuda = device.type == "cuda"
+def versions(device: torch.device) -> dict[str, str]:
+    """What can change the last bits of a sample besides settings and weights."""
+    if device.type == "cuda":
+        machine = torch.cuda.get_device_name(device)
+    else:
+        machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     return {
-        "jacobiflow": own,
+        "jacobiflow": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "transformer": native.version(),
-        "machine": torch.cuda.get_device_name(device) if cuda else f"{platform.machine()} {_capability()}",
+        "transformer": kernels_version(),
+        "machine": machine,
     }
-
-
-def _capability() -> str:
-    return str(torch.backends.cpu.get_cpu_capability())
 
 
 def _checksum(doc: dict[str, Any]) -> str:
@@ -204,20 +174,22 @@ def _checksum(doc: dict[str, Any]) -> str:
 
 
 def _methods(plan: Plan) -> Any:
-    """A plan as plain data, without what it says about itself."""
+    """A plan as plain data, without its notes."""
     return json.loads(Plan(plan.methods).to_json())
 
 
 def _same_plan(mine: str, its: str) -> bool:
-    """Whether two texts hold the same methods; plans of version 1 may lack units, which the flow gives."""
+    """Whether two plans have the same methods; the flow adds units and first guesses that one may lack."""
     if not (mine.startswith("{") and its.startswith("{")):
         return mine == its
     a, b = Plan.from_json(mine), Plan.from_json(its)
-    return len(a) == len(b) and all(replace(m, unit=m.unit or n.unit) == n for m, n in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        replace(m, unit=m.unit or n.unit, init=m.init or n.init) == n for m, n in zip(a, b, strict=True)
+    )
 
 
 def _say(value: Any) -> str:
-    """A setting, short: plans are long."""
+    """A setting, shortened: plans are long."""
     text = "auto" if value == 0 and type(value) is int else str(value)
     return text if len(text) < 40 else f"{text[:36]} ..."
 

@@ -1,96 +1,102 @@
-"""Running a job: what is damaged or missing is shared out, decoded and written, by one process or many."""
+"""Running a job: shards that are missing or damaged are decoded and written, by one process or many."""
 
 from __future__ import annotations
 
-import re
+import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from jacobiflow.core.files import write_atomically
 from jacobiflow.core.hardware import out_of_memory
-from jacobiflow.core.processes import StopKey, World
-from jacobiflow.core.types import STATUSES, Status
+from jacobiflow.core.processes import StopKey, World, leave_process_group
+from jacobiflow.core.types import STATUSES
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.nonfinite import nonfinite_rows
-from jacobiflow.jobs.manifest import FILE, Job, JobError
-from jacobiflow.jobs.progress import Progress, done
-from jacobiflow.jobs.shards import PARTIAL, RECORDS, SHARDS, Record, Shard, finish, turn
-
-SUMS = "SHA256SUMS"
+from jacobiflow.jobs.manifest import Job, JobError, versions
+from jacobiflow.jobs.progress import finished_samples, progress
+from jacobiflow.jobs.sampling import draw
+from jacobiflow.jobs.shards import PARTIAL, RECORDS, Record, Shard, finish
+from jacobiflow.jobs.start import SUMS, Ask, start
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a finished job holds."""
 
-    shards: int
-    made: int  # shards that this run has made, over all processes
+    job: Job
+    made: int  # shards that this run made, over all processes
     status: dict[str, int]  # how many samples ended how
     nonfinite: int  # samples that are NaN, or have no PNG
     smaller: int  # shards that were decoded in smaller batches because memory ran out
 
+    def summary(self, folder: Path) -> str:
+        """What there is now, for people."""
+        made = f"{self.made:,} made now" if self.made else "all of them complete before"
+        counts = ", ".join(f"{count:,} {name.lower()}" for name, count in self.status.items())
+        n, shards = self.job.settings.n, self.job.count
+        lines = [f"{n:,} samples in {shards:,} shards in {folder}, {made}: {counts}"]
+        if self.nonfinite:
+            what = "has no PNG" if self.job.settings.format == "png" else "is NaN in its shard"
+            lines.append(f'a nonfinite sample {what}; its record in {RECORDS} lists it under "nonfinite"')
+        if self.smaller:
+            lines.append(f"memory ran out in {self.smaller:,} shards: their records give the smaller batches")
+        return "\n".join(lines)
 
-def clear(folder: Path) -> None:
-    """Room to write in; what a killed job was writing goes. For the one who has locked the folder alone."""
-    shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-    for left in (path for name in (FILE, SUMS) for path in folder.glob(f".{name}.*")):
-        left.unlink(missing_ok=True)
-    for name, mode in ((PARTIAL, 0o700), (SHARDS, 0o777), (RECORDS, 0o777)):
-        (folder / name).mkdir(mode=mode, exist_ok=True)
-        if (folder / name).is_symlink():
-            raise JobError(f"{folder / name} is a link, and a job writes into its own folder only: remove it")
 
+def run(
+    model: str, folder: Path, device: torch.device, ask: Ask, report: Callable[[str], None]
+) -> Outcome | None:
+    """Start or resume the job in `folder` and finish it; None on all processes but the first.
 
-def refuse_others(job: Job, folder: Path, *, new: bool) -> None:
-    """Refuse a folder with shards of another job: they would be overwritten, or mixed with this one's.
-
-    new: there was no manifest, so that each shard needs a record which says that it is of this very job.
-    Otherwise what is damaged is made again, and only a record of another job is refused.
+    ask: gives the settings for the flow. report: is called with lines for people.
     """
-    for path in sorted(p for place in (RECORDS, SHARDS) for p in (folder / place).glob("[!.]*")):
-        if new and not _own(job, folder, path):
-            raise JobError(
-                f"{folder} has no {FILE}, and {path.relative_to(folder)} is not of this job: "
-                f"restore the {FILE} of its job, or use a new --out"
-            )
-        record = Record.load(path) if path.parent.name == RECORDS else None
-        if record is not None and record.job != job.digest:
-            raise JobError(f"{path} is of another job: move it away with its shard, or use a new --out")
+    world = World.from_environment()
+    try:
+        with ExitStack() as locks:
+            job, flow = start(model, folder, world.device(device), ask, world, locks)
+            if world.leader:
+                _announce(job, folder, device.type, world, report)
+            return _finish_shards(job, flow, folder, world)
+    finally:
+        leave_process_group()
 
 
-def _own(job: Job, folder: Path, path: Path) -> bool:
-    """Whether a file of `folder` is the record or the content of one of the job's finished shards."""
-    number = int(path.stem) if re.fullmatch("[0-9]{6,10}", path.stem) else job.count
-    return number < job.count and Record.read(folder, job.part(number)) is not None
+def _announce(job: Job, folder: Path, device: str, world: World, report: Callable[[str], None]) -> None:
+    """Say what is about to be done, and how to use all cores."""
+    threads, cores = job.settings.threads, os.cpu_count() or 1
+    report(
+        f"{job.settings.n:,} samples in {job.count:,} shards of {job.shard:,}, batches of {job.batch}, on "
+        f"{world.size} x {device} with {threads} thread{'s' * (threads > 1)}, into {folder}"
+    )
+    if device == "cpu" and cores >= 2 * world.local_size * threads:
+        command = f"torchrun --nproc-per-node {cores // threads} -m jacobiflow.cli.main sample ..."
+        report(f"this machine has {cores} cores: `{command}` uses them all and draws the same samples")
 
 
-def run(job: Job, flow: Flow, folder: Path, world: World, versions: dict[str, str]) -> Outcome | None:
-    """Make all shards that are not there or not whole; the leader returns what there is then."""
+def _finish_shards(job: Job, flow: Flow, folder: Path, world: World) -> Outcome | None:
+    """Make all shards that are missing or damaged; the leader returns the outcome."""
     torch.set_num_threads(job.settings.threads)
-    group = world.patience()
-    with StopKey() as stop, Progress(folder, job) if world.leader else nullcontext():
-        wanting: list[tuple[int, int]] = []
+    group = world.patient_group()
+    with StopKey() as stop, progress(folder, job) if world.leader else nullcontext():
+        missing: list[tuple[int, int]] = []
         for number in range(world.rank, job.count, world.size):
-            wanting += _check(job, folder, job.part(number))
-            _heed(stop, job, folder, world)
-        todo = sorted(pair for part in world.gather(wanting, group) for pair in part)
+            missing += _check(job, folder, job.part(number))
+            _stop_if_pressed(stop, job, folder, world)
+        todo = sorted(pair for part in world.gather(missing, group) for pair in part)
         for number, batch in todo[world.rank :: world.size]:
-            _make(job, flow, folder, job.part(number), batch, versions)
-            _heed(stop, job, folder, world)
+            _make(job, flow, folder, job.part(number), batch)
+            _stop_if_pressed(stop, job, folder, world)
         world.gather(None, group)
     return _close(job, folder, len(todo)) if world.leader else None
 
 
 def _check(job: Job, folder: Path, shard: Shard) -> list[tuple[int, int]]:
-    """The number of a shard that must be made, and its batch size; nothing if it is there and whole."""
+    """The shard's number and batch size if it must be made; nothing if it is there and undamaged."""
     record = Record.read(folder, shard)
     if record is not None and record.holds(folder, shard):
         return []
@@ -98,22 +104,22 @@ def _check(job: Job, folder: Path, shard: Shard) -> list[tuple[int, int]]:
     return [(shard.number, record.batch if record else job.batch)]
 
 
-def _heed(stop: StopKey, job: Job, folder: Path, world: World) -> None:
+def _stop_if_pressed(stop: StopKey, job: Job, folder: Path, world: World) -> None:
     if not stop.pressed:
         return
     if not world.leader:
         raise SystemExit(0)
     raise JobError(
-        f"stopped with {done(folder, job):,} of {job.settings.n:,} samples in {folder}; "
-        "the same command goes on from there"
+        f"stopped with {finished_samples(folder, job):,} of {job.settings.n:,} samples in {folder}: "
+        "rerun the command to resume"
     )
 
 
-def _make(job: Job, flow: Flow, folder: Path, shard: Shard, batch: int, versions: dict[str, str]) -> None:
+def _make(job: Job, flow: Flow, folder: Path, shard: Shard, batch: int) -> None:
     """Decode and write one shard, in smaller batches if memory runs out."""
     while True:
         try:
-            x, labels, status = draw(job, flow, shard, batch)
+            samples = draw(job.settings, job.plan, flow, shard.first, shard.count, batch)
             break
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
@@ -123,66 +129,47 @@ def _make(job: Job, flow: Flow, folder: Path, shard: Shard, batch: int, versions
         batch = -(-batch // 2)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    with saying(folder):
-        about = {
-            "batch": batch,
-            "status": dict(status),
-            "nonfinite": shard.nonfinite(x),
-            "versions": versions,
-        }
-        finish(folder, shard, shard.encode(x, labels), **about)
+    with _write_errors(folder):
+        finish(
+            folder,
+            shard,
+            shard.encode(samples.x, samples.labels),
+            batch=batch,
+            status=dict(samples.status),
+            nonfinite=shard.nonfinite(samples.x),
+            versions=versions(next(flow.parameters()).device),
+        )
 
 
 @contextmanager
-def saying(folder: Path) -> Iterator[None]:
-    """What keeps us from writing, in one line."""
+def _write_errors(folder: Path) -> Iterator[None]:
+    """An error of the file system as one line."""
     try:
         yield
     except OSError as error:
         raise JobError(
-            f"cannot write into {folder}: {error.strerror}; mend that, and the same command goes on"
+            f"cannot write into {folder}: {error.strerror}: fix that and rerun the command to resume"
         ) from None
 
 
-def draw(job: Job, flow: Flow, shard: Shard, batch: int) -> tuple[Tensor, Tensor | None, Counter[str]]:
-    """A shard's samples on the CPU, their labels, and how many ended how.
-
-    A sample that is not finite, be it by denoising, is NaN throughout and counts as NONFINITE.
-    """
-    ask, parts, status = job.settings, [], Counter[str]()
-    options: dict[str, Any] = {"guidance": ask.guide_options()} if ask.guidance else {}
-    for first in range(shard.first, shard.first + shard.count, batch):
-        count = min(batch, shard.first + shard.count - first)
-        labels = turn(ask.labels, first, count)
-        z = flow.noise(count, ask.seed, start=first)
-        out = flow.decode(z, job.plan, labels=labels, backend=ask.backend, warn=False, **options)
-        x = (flow.denoise(out.x, labels=labels) if ask.denoise else out.x).cpu()
-        ends = zip(*(b.status for b in out.stats.blocks), nonfinite_rows(x).tolist(), strict=True)
-        found = [Status.NONFINITE if lost else max(s, key=lambda s: s.rank) for *s, lost in ends]
-        x[torch.tensor([s is Status.NONFINITE for s in found])] = float("nan")
-        parts.append(x)
-        status.update(s.name for s in found)
-    return torch.cat(parts), turn(ask.labels, shard.first, shard.count), status
-
-
 def _close(job: Job, folder: Path, made: int) -> Outcome:
-    """All shards are there: write the sums of all files, in the format of sha256sum."""
+    """All shards are there: write the checksums of all files, in the format of sha256sum."""
     status, nonfinite, smaller = Counter[str](), 0, 0
 
-    def sums(path: str) -> None:
+    def write_sums(path: str) -> None:
         nonlocal nonfinite, smaller
         with open(path, "w", encoding="utf-8") as f:
             for number in range(job.count):
                 record = Record.read(folder, job.part(number))
                 if record is None:
-                    raise JobError(f"shard {number} of {folder} has gone; the same command makes it again")
+                    raise JobError(f"shard {number} of {folder} has gone: rerun the command to make it again")
                 f.writelines(f"{value}  {name}\n" for name, value in record.files.items())
                 status.update(record.status)
                 nonfinite += len(record.nonfinite)
                 smaller += record.batch < job.batch
 
-    with saying(folder):
-        write_atomically(folder / SUMS, sums)
+    with _write_errors(folder):
+        write_atomically(folder / SUMS, write_sums)
         shutil.rmtree(folder / PARTIAL)
     ends = {s.name: status[s.name] for s in STATUSES if status[s.name]}
-    return Outcome(job.count, made, ends, nonfinite, smaller)
+    return Outcome(job, made, ends, nonfinite, smaller)

@@ -1,4 +1,4 @@
-"""Shards: consecutive samples in files of their own, and a record that says what they must hold."""
+"""Shards: consecutive samples in their own files, and a record of what the files must hold."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
-import torch
 from PIL import Image
 from torch import Tensor
 
-from jacobiflow.core.records import parse_json, read_text
+from jacobiflow.core.files import read_text
+from jacobiflow.core.records import parse_json
 from jacobiflow.core.types import Status
 from jacobiflow.data.pictures import as_images, to_pixels
 from jacobiflow.flows.nonfinite import nonfinite_rows
+from jacobiflow.jobs.sampling import Format
 
-Format = Literal["npz", "safetensors", "png"]
 NAMES = {status.name for status in Status}
 SHARDS, RECORDS, PARTIAL = "shards", "records", ".partial"
 
@@ -39,7 +39,7 @@ class Shard:
     first: int
     count: int
     format: Format
-    job: str  # digest of the job that it belongs to
+    job: str  # digest of its job
 
     @property
     def name(self) -> str:
@@ -47,11 +47,11 @@ class Shard:
 
     @property
     def record(self) -> str:
-        """Where its record is, seen from the job's folder."""
+        """Path of its record in the job's folder."""
         return f"{RECORDS}/{self.name}.json"
 
     def files(self, labelled: bool, nonfinite: Collection[int] = ()) -> list[str]:
-        """Where its samples are, seen from the job's folder; a nonfinite sample has no PNG."""
+        """Paths of its samples in the job's folder; a nonfinite sample has no PNG."""
         if self.format != "png":
             return [f"{SHARDS}/{self.name}.{self.format}"]
         folder = f"{SHARDS}/{self.name}"
@@ -60,7 +60,7 @@ class Shard:
         return [*names, f"{folder}/metadata.csv"] if labelled else names
 
     def nonfinite(self, x: Tensor) -> list[int]:
-        """The numbers of the samples in x that are not finite."""
+        """Indices of the samples in x that are not finite."""
         return [self.first + i for i, lost in enumerate(nonfinite_rows(x).tolist()) if lost]
 
     def encode(self, x: Tensor, labels: Tensor | None) -> dict[str, bytes]:
@@ -68,8 +68,8 @@ class Shard:
         names = self.files(labels is not None, set(self.nonfinite(x)))
         if self.format == "png":
             kept = ~nonfinite_rows(x)
-            pictures = _pictures(x[kept], names, None if labels is None else labels[kept])
-            return dict(zip(names, pictures, strict=True))
+            contents = _png_files(x[kept], names, None if labels is None else labels[kept])
+            return dict(zip(names, contents, strict=True))
         arrays = {"x": x.numpy(), "index": np.arange(self.first, self.first + self.count)}
         if labels is not None:
             arrays["labels"] = labels.numpy()
@@ -80,18 +80,19 @@ class Shard:
         return {names[0]: stream.getvalue()}
 
 
-def _pictures(x: Tensor, names: list[str], labels: Tensor | None) -> list[bytes]:
+def _png_files(x: Tensor, names: list[str], labels: Tensor | None) -> list[bytes]:
+    """One PNG per sample and, with labels, a table of them."""
     images = as_images(x)
     assert images is not None
-    found = []
+    contents = []
     for pixels in to_pixels(images):
         stream = io.BytesIO()
         Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(stream, "png")
-        found.append(stream.getvalue())
+        contents.append(stream.getvalue())
     if labels is not None:
         rows = [f"{Path(n).name},{label}" for n, label in zip(names, labels.tolist(), strict=False)]
-        found.append("\n".join(["file_name,label", *rows, ""]).encode())
-    return found
+        contents.append("\n".join(["file_name,label", *rows, ""]).encode())
+    return contents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ class Record:
     first: int
     count: int
     batch: int  # smaller than the job's if memory ran out
-    files: dict[str, str]  # SHA-256 of each
+    files: dict[str, str]  # path and SHA-256
     status: dict[str, int]  # how many samples ended how
     versions: dict[str, str]
     nonfinite: list[int] = field(default_factory=list)  # samples that are NaN, or have no PNG
@@ -117,23 +118,27 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path, shard: Shard) -> Record | None:
-        """The record of `shard`, if it has one that can be that shard's."""
-        found = cls.load(folder / shard.record)
-        if found is None or found.job != shard.job:
-            return None
+        """The record of `shard`, if there is one that fits it."""
+        record = cls.load(folder / shard.record)
         try:
-            fits = (found.first, found.count) == (shard.first, shard.count) and found.batch > 0
-            fits = fits and found.status.keys() <= NAMES and sum(found.status.values()) == shard.count
-            lost = set(found.nonfinite)
-            fits = fits and lost <= set(range(shard.first, shard.first + shard.count))
-            fits = fits and found.status.get("NONFINITE", 0) == len(lost) == len(found.nonfinite)
-            known = shard.files(False, lost), shard.files(True, lost)
-            return found if fits and list(found.files) in known else None
+            return record if record is not None and record._fits(shard) else None
         except (TypeError, AttributeError):
             return None
 
+    def _fits(self, shard: Shard) -> bool:
+        lost = set(self.nonfinite)
+        return (
+            (self.job, self.first, self.count) == (shard.job, shard.first, shard.count)
+            and self.batch > 0
+            and self.status.keys() <= NAMES
+            and sum(self.status.values()) == shard.count
+            and lost <= set(range(shard.first, shard.first + shard.count))
+            and self.status.get("NONFINITE", 0) == len(lost) == len(self.nonfinite)
+            and list(self.files) in (shard.files(False, lost), shard.files(True, lost))
+        )
+
     def holds(self, folder: Path, shard: Shard) -> bool:
-        """Whether the files are those that were written, and no others."""
+        """Whether the files are the recorded ones, and no others are there."""
         try:
             places = {(folder / name).parent for name in shard.files(False)}
             others = (folder / name for name in shard.files(False) if name not in self.files)
@@ -147,7 +152,7 @@ class Record:
 
 
 def finish(folder: Path, shard: Shard, contents: Mapping[str, bytes], **about: Any) -> Record:
-    """Write a shard: its files first, its record last, each in one step and down to the disk."""
+    """Write a shard: its files first, its record last, each atomically and synced to the disk."""
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
     record = Record(first=shard.first, count=shard.count, files=sums, job=shard.job, **about)
     write(folder, contents)
@@ -160,7 +165,7 @@ def finish(folder: Path, shard: Shard, contents: Mapping[str, bytes], **about: A
 
 
 def write(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Put files into `folder`. None is ever seen half-written: they move there when they are on the disk."""
+    """Write files into `folder`. None is ever seen half-written: they are moved there from the disk."""
     moves: list[tuple[Path, Path]] = []
     try:
         for name, data in contents.items():
@@ -189,7 +194,7 @@ def _refuse_link(place: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Sync a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -198,14 +203,9 @@ def sync(path: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a plain file. Links lead elsewhere, pipes and devices may never end: an OSError."""
+    """SHA-256 of a plain file; OSError for links, pipes and devices."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(handle, "rb") as f:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "it is no plain file")
+            raise OSError(errno.EINVAL, "not a plain file")
         return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def turn(labels: tuple[int, ...], first: int, count: int) -> Tensor | None:
-    """The labels of samples first .. first + count - 1."""
-    return torch.tensor(labels)[torch.arange(first, first + count) % len(labels)] if labels else None

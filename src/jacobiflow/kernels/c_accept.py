@@ -12,7 +12,7 @@ from jacobiflow.core.rows import Look, Rows, Verdict, Window
 from jacobiflow.core.rows import accept as in_torch
 from jacobiflow.core.stopping import ROUNDING, describe
 from jacobiflow.core.types import Method
-from jacobiflow.kernels.native import library
+from jacobiflow.kernels.build import library
 
 
 class _Rows(ctypes.Structure):

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.description import Formula, description
-from jacobiflow.kernels.native import library, map_codes
+from jacobiflow.kernels.build import library
+from jacobiflow.kernels.c_library import codes_of
 
 AFFINE = ("exp", "softplus", "sigmoid")  # the maps of jf_affine
 FLOORED = ("softplus", "sigmoid")  # without a floor these scales may be subnormal, which C takes no log of
@@ -49,10 +50,10 @@ class CMap:
 
 def c_map(bijector: Bijector) -> CMap | None:
     """The map of the C kernels with this bijector's formula, if there is one."""
-    formula = description(bijector)
-    if type(formula) is not Formula:
+    formula, lib = description(bijector), library()
+    if type(formula) is not Formula or lib is None:
         return None
-    code = map_codes().get((formula.kind, len(formula.numbers)))
+    code = codes_of(lib)[0].get((formula.kind, len(formula.numbers)))
     if code is None or (formula.kind in FLOORED and formula.numbers[0] < torch.finfo(torch.float32).tiny):
         return None
     return CMap(bijector, formula, code)

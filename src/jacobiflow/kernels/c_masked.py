@@ -18,9 +18,11 @@ from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Start
 from jacobiflow.core.description import description
 from jacobiflow.core.networks import BoundNetwork, MaskedNetwork, Stage
+from jacobiflow.kernels.build import library
 from jacobiflow.kernels.c_accept import accept
+from jacobiflow.kernels.c_library import PANEL, TensorPins, codes_of, pad, panels
 from jacobiflow.kernels.c_maps import CMap, c_map
-from jacobiflow.kernels.native import PANEL, Kept, activation_codes, library, pad, panels, threads
+from jacobiflow.kernels.threads import thread_count
 from jacobiflow.kernels.torch_reference import solve_by_steps
 
 DEEPEST, WIDEST = 32, 256  # stages and parameters whose sums fit on any stack: those of jf_masked_solve
@@ -60,7 +62,8 @@ def activation_code(activation: Callable[[Tensor], Tensor]) -> int | None:
     if getattr(activation, "alpha", 1) != 1 or getattr(activation, "approximate", "none") != "none":
         return None
     name = next((name for f, name in FUNCTIONS if f is activation), MODULES.get(type(activation)))
-    return None if name is None else activation_codes().get(name)
+    lib = library()
+    return None if name is None or lib is None else codes_of(lib)[1].get(name)
 
 
 def _supported(bound: BoundNetwork, params: int) -> bool:
@@ -96,7 +99,7 @@ class PackedNetwork:
     def __init__(self, net: MaskedNetwork) -> None:
         lib = library()
         assert lib is not None
-        self.lib, self.keep = lib, Kept()
+        self.lib, self.keep = lib, TensorPins()
         self.sizes = [len(stage.weight) for stage in net.stages]
         stages = [*(self._stage(stage, net) for stage in net.stages), self._head(net)]
         self.stages = (_Stage * len(stages))(*stages)
@@ -220,7 +223,7 @@ class CMaskedEngine:
             x = _plain(x)
             net.lib.jf_masked(
                 *(net.address, len(x), cache.stored, low, 0 if starts is None else starts.data_ptr(), width),
-                *(x.data_ptr(), x.stride(0), *cache.addresses, theta.data_ptr(), threads()),
+                *(x.data_ptr(), x.stride(0), *cache.addresses, theta.data_ptr(), thread_count()),
             )
             cache.stored = net.net.length
         return theta
@@ -241,7 +244,7 @@ class CMaskedEngine:
             kept = net.lib.jf_masked_solve(
                 *(net.address, len(x), cache.stored, start, stop, found.data_ptr(), found.stride(0)),
                 *(latent.data_ptr(), latent.stride(0), slopes.data_ptr(), slopes.stride(0)),
-                *(*cache.addresses, self.map.code, self.map.numbers, threads()),
+                *(*cache.addresses, self.map.code, self.map.numbers, thread_count()),
             )
             cache.stored = net.net.length if kept else min(cache.stored, start - 1)
             for ours, given in ((found, x), (slopes, log_slope)):

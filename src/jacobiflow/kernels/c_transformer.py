@@ -13,9 +13,11 @@ from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Start
 from jacobiflow.core.description import description
 from jacobiflow.core.networks import Linear, TransformerLayer, TransformerNetwork
+from jacobiflow.kernels.build import library
 from jacobiflow.kernels.c_accept import accept
+from jacobiflow.kernels.c_library import PANEL, TensorPins, pad, panels
 from jacobiflow.kernels.c_maps import CMap, c_map
-from jacobiflow.kernels.native import PANEL, Kept, library, pad, panels, threads
+from jacobiflow.kernels.threads import thread_count
 from jacobiflow.kernels.torch_reference import solve_by_steps
 
 CACHE_BYTES = 16 << 20  # keys and values of the rows that are solved at a time: they stay in the last cache
@@ -52,12 +54,12 @@ class PackedTransformer:
     """The weights of a network as the C functions take them."""
 
     def __init__(self, lib: ctypes.CDLL, network: TransformerNetwork) -> None:
-        self.lib, self._keep = lib, Kept()
+        self.lib, self._keep = lib, TensorPins()
         (length, width), head_dim, depth = network.pos_embed.shape, network.head_dim, len(network.layers)
         heads = width // head_dim
         self._layers = (_Layer * depth)(*(self._layer(w, heads, head_dim) for w in network.layers))
         self.params = len(network.proj_out.weight)
-        self.cache_shape = (depth, heads, length, head_dim + -head_dim % PANEL)
+        self.cache_shape = (depth, heads, -(-length // PANEL), head_dim + -head_dim % PANEL)
         self.row_bytes = 2 * depth * length * width * network.pos_embed.element_size()
         self._net = _Net(
             *(length, network.proj_in.weight.shape[1], width, heads, head_dim),
@@ -88,9 +90,9 @@ class PackedTransformer:
 
 @dataclass
 class CCache:
-    """Keys and values [layers, n, branches, heads, T, head_dim], the last padded, and room to work in.
+    """Keys [layers, n, branches, heads, T / 16, head_dim, 16] and values [..., T / 16, 16, head_dim], padded.
 
-    filled: no input from there on was ever read.
+    scratch: room to work in. filled: no input from there on was ever read.
     """
 
     k: Tensor
@@ -100,10 +102,11 @@ class CCache:
 
     @classmethod
     def empty(cls, packed: PackedTransformer, n: int, branches: int, *, layers: int | None = None) -> CCache:
-        depth, *rest = packed.cache_shape
-        shape = depth if layers is None else layers, n, branches, *rest
-        k = torch.empty(shape, dtype=torch.float32, device="cpu")  # whatever torch's defaults are
-        return cls(k, torch.empty_like(k), k.new_empty(0))
+        depth, heads, count, size = packed.cache_shape
+        shape = (depth if layers is None else layers), n, branches, heads, count
+        # whatever torch's defaults are
+        k = torch.empty(*shape, size, PANEL, dtype=torch.float32, device="cpu")
+        return cls(k, k.new_empty(*shape, PANEL, size), k.new_empty(0))
 
     def select(self, rows: Tensor) -> CCache:
         return CCache(self._picked(self.k, rows), self._picked(self.v, rows), self.scratch, self.filled)
@@ -111,7 +114,8 @@ class CCache:
     def _picked(self, t: Tensor, rows: Tensor) -> Tensor:
         fresh = t.new_empty((len(t), len(rows), *t.shape[2:]))
         if self.filled:
-            fresh[..., : self.filled, :] = t[:, rows, ..., : self.filled, :]
+            used = slice(-(-self.filled // PANEL))
+            fresh[:, :, :, :, used] = t[:, rows, :, :, used]
         return fresh
 
     def zero_nonfinite(self) -> None:
@@ -166,7 +170,7 @@ class CTransformerEngine:
             return theta
         rows = self._rows(x, room, kept=cache is not None)
         window = 0 if starts is None else starts.data_ptr(), common, width
-        for count in (threads(), 1):
+        for count in (thread_count(), 1):
             size = lib.jf_params_scratch(self.packed.address, ctypes.addressof(rows), *window, count)
             ends = theta.data_ptr(), room.reserve(size), count
             if not lib.jf_params(self.packed.address, ctypes.addressof(rows), *window, *ends):
@@ -189,7 +193,7 @@ class CTransformerEngine:
         lib, own, z = self.packed.lib, _in_rows(x), _in_rows(z)
         rows, slopes = self._rows(own, cache, kept=True), x.new_empty(len(x), stop - start)
         which = self.packed.address, ctypes.addressof(rows), start, stop, z.data_ptr()
-        for count in (threads(), 1):
+        for count in (thread_count(), 1):
             room = cache.reserve(lib.jf_solve_scratch(*which, count))
             ends = slopes.data_ptr(), slopes.stride(0), self.map.code, room, count
             if not lib.jf_solve(*which, z.stride(0), *ends):

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.kernels import native
+from jacobiflow.kernels import build
+from jacobiflow.kernels.threads import thread_count
 
 PIECE = 1 << 18  # bytes of one sum in C, or in torch on a CPU: they stay in its cache
 LAUNCH = 1 << 24  # bytes of one sum on another device
@@ -39,7 +40,7 @@ class Memory:
     """The memory of groups of tensors, kept alive, and its checksums."""
 
     def __init__(self, groups: Iterable[Iterable[Tensor]]) -> None:
-        self.lib = native.library()
+        self.lib = build.library()
         self.groups = [_Group(tensors, compiled=self.lib is not None) for tensors in groups]
         pieces = [piece for group in self.groups for piece in group.pieces]
         self.pieces = (_Piece * len(pieces))(*(_Piece(*piece) for piece in pieces))
@@ -49,11 +50,11 @@ class Memory:
     def apart(self) -> bool:
         """Whether sums are better computed beside other work than before it."""
         away = any(device.type != "cpu" for group in self.groups for device in group.others)
-        return away or (self.bytes > SMALL and native.threads() > 1)
+        return away or (self.bytes > SMALL and thread_count() > 1)
 
     def sums(self) -> list[Sums]:
         """The sums of each group now."""
-        with Running(self, min(native.threads() - 1, self.bytes // LARGE)) as running:
+        with Running(self, min(thread_count() - 1, self.bytes // LARGE)) as running:
             return running.end()
 
 

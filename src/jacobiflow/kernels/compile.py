@@ -7,7 +7,6 @@ is captured as a CUDA graph. It compiles the conditioner's own `params`: there i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.bijectors import Bijector
-from jacobiflow.core.block import Cache, Conditioner, Start
+from jacobiflow.core.block import Cache, Conditioner, Start, WrappedConditioner
 from jacobiflow.kernels.torch_reference import TorchEngine
 
 # By exact type of conditioner: the same conditioner with its network compiled; None declines. The modules
@@ -36,30 +35,11 @@ def compiled(conditioner: Conditioner) -> Conditioner | None:
     return None if make is None else make(conditioner)
 
 
-@dataclass(frozen=True)
-class StaticConditioner:
+class StaticConditioner(WrappedConditioner):
     """A conditioner whose `params` is compiled.
 
     `inner.params` must take starts as a tensor, without a look at their values.
     """
-
-    inner: Conditioner
-
-    @property
-    def length(self) -> int:
-        return self.inner.length
-
-    def select(self, rows: Tensor) -> StaticConditioner:
-        return replace(self, inner=self.inner.select(rows))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.inner.tensors()
-
-    def new_cache(self, n: int) -> Cache:
-        return self.inner.new_cache(n)
-
-    def first(self, n: int) -> Tensor:
-        return self.inner.first(n)
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         size, skip = bucket(width, self.length - 1), 0

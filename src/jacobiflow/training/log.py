@@ -1,33 +1,35 @@
-"""What a run tells while it runs."""
+"""The log of a training run."""
 
 from __future__ import annotations
 
 import json
-import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from jacobiflow.core.files import write_atomically
+from jacobiflow.core.files import write_text
+from jacobiflow.core.records import as_json
 from jacobiflow.core.types import JacobiflowError
 
 
 class Log:
-    """log.jsonl, one object a line; for people a bar on a terminal, plain lines elsewhere.
+    """log.jsonl, one object per line. People see a progress bar on a terminal and plain lines elsewhere.
 
-    A run that goes on from `step` drops the lines that it will write again.
+    A run that resumes from `step` drops the later lines, because it writes them again.
     """
 
-    def __init__(self, folder: Path, *, step: int, total: int, tensorboard: bool) -> None:
+    def __init__(self, folder: Path, step: int, total: int, *, tensorboard: bool) -> None:
         self.path = folder / "log.jsonl"
         self.board = _board(folder / "tensorboard", step) if tensorboard else None
         kept = "".join(line for line in _lines(self.path) if _step(line) <= step)
-        write_atomically(self.path, lambda name: Path(name).write_text(kept, encoding="utf-8"))
+        write_text(self.path, kept)
         self.terminal = sys.stderr.isatty()
         self.bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True, disable=not self.terminal)
         self.shown: dict[str, str] = {}
+        self.since, self.images = time.perf_counter(), 0  # for the rate
 
     def __enter__(self) -> Log:
         return self
@@ -37,16 +39,23 @@ class Log:
         if self.board is not None:
             self.board.close()
 
-    def advance(self) -> None:
-        """One step more on the bar."""
+    def advance(self, images: int) -> None:
+        """Count one step of so many images."""
         self.bar.update()
+        self.images += images
+
+    def rate(self) -> float:
+        """Images per second since the last call."""
+        now = time.perf_counter()
+        rate = self.images / (now - self.since)
+        self.since, self.images = now, 0
+        return rate
 
     def write(self, *, step: int, epoch: float, **values: float) -> None:
-        """These values after `step` steps; JSON has no infinity and no NaN: they are null."""
+        """Log values after `step` steps. Values that are not finite become null."""
         entry = {"step": step, "epoch": epoch, **values}
-        plain = {k: v if math.isfinite(v) else None for k, v in entry.items()}
         with self.path.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(plain) + "\n")
+            f.write(json.dumps(as_json(entry)) + "\n")
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
@@ -60,7 +69,7 @@ class Log:
 
 
 def last(folder: Path) -> dict[str, float | None]:
-    """What was logged at the last step, in one."""
+    """All values that were logged at the last step."""
     entries = [json.loads(line) for line in _lines(folder / "log.jsonl")]
     end = max((e["step"] for e in entries), default=0)
     return {k: v for e in entries if e["step"] == end for k, v in e.items()}
@@ -71,7 +80,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _step(line: str) -> float:
-    """The step that a line is about; a line that was cut off is of no step."""
+    """The step of a line; infinity for a line that was cut off."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

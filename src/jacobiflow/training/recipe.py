@@ -1,92 +1,93 @@
-"""Recipe: model, data and training as one record; a TOML file, the API and the flags are the same."""
+"""Recipe: model, data and training in one record, the same in TOML files, in Python and as flags."""
 
 from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, get_args
 
-from jacobiflow.core.records import RecordError, build, read_text
-from jacobiflow.data.ising import Ising, parse_target
+from jacobiflow.core.files import read_text
+from jacobiflow.core.records import RecordError, build
 from jacobiflow.data.sources import DataConfig
 from jacobiflow.data.transforms import Noise
-from jacobiflow.flows.maf import MAFConfig
-from jacobiflow.flows.tarflow import TarFlowConfig
+from jacobiflow.flows.families import family_of, find_family, recipe_folders
 
 
 class RecipeError(RecordError):
-    """A recipe that cannot be read or makes no sense."""
+    """A recipe that cannot be read or whose settings contradict each other."""
+
+
+# What the fields of TrainingConfig must be: a rule, when it holds, and the fields.
+RULES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
+    ("1 or more", lambda v: v >= 1, ("batch_size", "accumulate", "log_every", "save_every")),
+    ("positive", lambda v: 0 < v < math.inf, ("epochs", "lr")),
+    ("1e+09 or less", lambda v: v <= 1e9, ("epochs",)),
+    ("1e+30 or less", lambda v: v <= 1e30, ("lr", "final_lr", "weight_decay")),
+    ("0 or more", lambda v: 0 <= v < math.inf, ("final_lr", "warmup_epochs", "weight_decay", "clip", "tol")),
+    ("0 or more", lambda v: v >= 0, ("seed", "sample_every", "keep_every", "validate")),
+    ("below 2^63", lambda v: v < 2**63, ("seed",)),
+    ("in [0, 1)", lambda v: 0 <= v < 1, ("label_drop", "ema")),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """The loop: what is added to the data, how weights move, what is written when."""
+    """The training loop: noise, optimizer, and what is written when."""
 
-    epochs: float = 10.0  # Passes over the training images; with a target, of 100 steps each.
-    batch_size: int = 256  # Images a step, over all processes and accumulation steps.
-    accumulate: int = 1  # Parts of a batch that a process computes one after the other, to save memory.
+    epochs: float = 10.0  # Passes over the training images; without data, of 100 steps each.
+    batch_size: int = 256  # Images per step, over all processes and accumulation steps.
+    accumulate: int = 1  # Parts into which a process splits its batch, to save memory.
     lr: float = 1e-4  # Learning rate after the warm-up.
     final_lr: float = 1e-6  # Learning rate at the end of the cosine.
     warmup_epochs: float = 1.0  # Epochs of linear warm-up.
-    betas: tuple[float, float] = (0.9, 0.95)  # Of AdamW.
-    weight_decay: float = 1e-4  # Of AdamW.
-    clip: float = 0.0  # Largest norm of the gradient; 0: any.
-    noise: Noise = "gaussian"  # Normal of model.noise_std; or uniform, on grey levels or on black and white.
-    tol: float = 1e-4  # With a target: of the sweeps that draw samples. Loose ones bias gradients.
-    label_drop: float = 0.0  # Share of labels that are left out, so that the model learns to do without.
-    flip: bool = False  # Mirror every second image, at random.
-    ema: float = 0.0  # Decay of averaged weights, which are then the result; 0: no average.
-    seed: int = 0  # Of first weights, order of data, noise, flips and dropped labels.
-    bf16: bool = True  # Compute in bfloat16 where that is safe; on CUDA only.
-    compile: bool = False  # Use torch.compile: slow to start, then faster.
-    tensorboard: bool = False  # Write for TensorBoard too.
+    betas: tuple[float, float] = (0.9, 0.95)  # Betas of AdamW.
+    weight_decay: float = 1e-4  # Weight decay of AdamW.
+    clip: float = 0.0  # Largest norm of the gradient; 0: no limit.
+    noise: Noise = "gaussian"  # Added to the images: gaussian with model.noise_std; the others are uniform.
+    tol: float = 1e-4  # Of the sweeps that draw samples, for losses of samples. Loose ones bias gradients.
+    label_drop: float = 0.0  # Share of labels that are dropped, so that the model also learns without.
+    flip: bool = False  # Mirror each image with probability 1/2.
+    ema: float = 0.0  # Decay of the averaged weights, which then are the result; 0: no average.
+    seed: int = 0  # Seed of initial weights, data order, noise, flips and dropped labels.
+    bf16: bool = True  # Compute in bfloat16 where that is safe (CUDA only).
+    compile: bool = False  # Use torch.compile: it starts slowly, then steps are faster.
+    tensorboard: bool = False  # Also write TensorBoard logs.
     log_every: int = 50  # Steps between lines of the log.
-    save_every: int = 500  # Steps between states to go on from.
-    keep_every: int = 0  # Steps between weights that are kept for good; 0: none.
+    save_every: int = 500  # Steps between saved states, from which a run resumes.
+    keep_every: int = 0  # Steps between checkpoints in kept/; 0: none.
     sample_every: int = 2000  # Steps between sample grids; 0: none.
-    validate: int = 1000  # Validation images (with a target, samples) looked at every epoch; 0: none.
+    validate: int = 1000  # Validation images (without data, samples) looked at every epoch; 0: none.
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "accumulate", "log_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise RecipeError(f"training.{name} must be 1 or more, not {getattr(self, name)}")
-        for name in ("epochs", "lr"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise RecipeError(f"training.{name} must be positive, not {getattr(self, name)}")
-        for name, most in (("epochs", 1e9), ("lr", 1e30), ("final_lr", 1e30), ("weight_decay", 1e30)):
-            if getattr(self, name) > most:
-                raise RecipeError(f"training.{name} must be {most:g} or less, not {getattr(self, name)}")
-        if not self.seed < 2**63:
-            raise RecipeError(f"training.seed must be below 2^63, not {self.seed}")
+        for rule, holds, names in RULES:
+            for name in names:
+                if not holds(getattr(self, name)):
+                    raise RecipeError(f"training.{name} must be {rule}, not {getattr(self, name)}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise RecipeError(f"training.betas must be in [0, 1), not {self.betas}")
-        for name in ("label_drop", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                raise RecipeError(f"training.{name} must be in [0, 1), not {getattr(self, name)}")
-        rates = ("final_lr", "warmup_epochs", "weight_decay", "clip", "tol")
-        for name in (*rates, "seed", "sample_every", "keep_every", "validate"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise RecipeError(f"training.{name} must be 0 or more, not {getattr(self, name)}")
         if self.noise not in get_args(Noise):
             raise RecipeError(f"training.noise must be {' or '.join(get_args(Noise))}, not {self.noise!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What `jacobiflow train` runs."""
+    """What `jacobiflow train` needs to know."""
 
-    model: TarFlowConfig | MAFConfig
+    model: Any  # the config of a family
     data: DataConfig = field(default_factory=DataConfig)
-    target: Ising | None = None  # a density to be fitted by reverse KL, in place of data
     training: TrainingConfig = field(default_factory=TrainingConfig)
     about: str = ""
 
     def __post_init__(self) -> None:
-        if self.target is not None:
-            self._check_target(self.target)
+        family = family_of(self.model)
+        if family.trains_on_noise:
+            if self.data.source:
+                raise RecipeError(f"a {family.family} flow learns without data: leave data.source empty")
             return
         std, noise = getattr(self.model, "noise_std", 0.0), self.training.noise
         if noise == "gaussian" and not std:
@@ -98,16 +99,6 @@ class Recipe:
                 f"model.noise_std {std} is for training.noise gaussian, not {noise}: set it to 0"
             )
 
-    def _check_target(self, target: Ising) -> None:
-        model = self.model
-        if not isinstance(model, MAFConfig) or model.features != target.sites or model.context:
-            raise RecipeError(
-                f"a target of {target.sites} sites needs a model of family maf with as many features "
-                "and without context"
-            )
-        if self.data.source:
-            raise RecipeError("a recipe has data or a target, not both: leave data.source empty")
-
     @classmethod
     def load(cls, name_or_path: str | Path) -> Recipe:
         """A bundled recipe by name, or a TOML file."""
@@ -118,8 +109,7 @@ class Recipe:
             except (OSError, ValueError) as error:
                 raise RecipeError(f"cannot read the recipe {path}: {error}") from None
         elif str(name_or_path) in recipe_names():
-            folder = files("jacobiflow.training") / "recipes"
-            text = (folder / f"{name_or_path}.toml").read_text(encoding="utf-8")
+            text = recipe_files()[str(name_or_path)].read_text(encoding="utf-8")
         else:
             known = ", ".join(recipe_names())
             raise RecipeError(f"no recipe is called {str(name_or_path)!r}: use a TOML file or {known}")
@@ -139,15 +129,14 @@ class Recipe:
         model = doc.get("model")
         if not isinstance(model, dict):
             raise RecipeError("a recipe needs a table [model]")
-        family = {"tarflow": TarFlowConfig, "maf": MAFConfig}.get(str(model.get("family", "tarflow")))
-        if family is None:
-            raise RecipeError(f"model.family must be tarflow or maf, not {model.get('family')!r}")
+        try:
+            family = find_family(model.get("family", "tarflow"))
+        except RecordError as error:
+            raise RecipeError(f"model.{error}") from None
         shape = {k: v for k, v in model.items() if k != "family"}
-        target = doc.get("target")
         return cls(
-            model=build(family, shape, "model"),
+            model=build(family.config_type, shape, "model"),
             data=build(DataConfig, doc.get("data", {}), "data"),
-            target=None if target is None else parse_target(target),
             training=build(TrainingConfig, doc.get("training", {}), "training"),
             about=str(doc.get("about", "")),
         )
@@ -155,13 +144,17 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads."""
         doc = asdict(self)
-        doc["model"]["family"] = "maf" if isinstance(self.model, MAFConfig) else "tarflow"
-        if self.target is not None:
-            doc["target"] = self.target.to_dict()
+        doc["model"]["family"] = family_of(self.model).family
         return doc
 
 
 def recipe_names() -> list[str]:
     """The bundled recipes."""
-    folder = files("jacobiflow.training") / "recipes"
-    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+    return sorted(recipe_files())
+
+
+def recipe_files() -> dict[str, Traversable]:
+    """The bundled recipes, those of registered families too, by name."""
+    folders = [files("jacobiflow.training") / "recipes", *recipe_folders()]
+    every = [file for folder in folders for file in folder.iterdir()]
+    return {f.name.removesuffix(".toml"): f for f in every if f.name.endswith(".toml")}

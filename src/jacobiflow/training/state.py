@@ -1,4 +1,4 @@
-"""What a run needs to go on: weights, optimiser, step; written atomically, read without pickle."""
+"""The state of a run, from which it resumes: weights, optimizer, step. Written atomically, without pickle."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from jacobiflow.core.files import checksum, write_atomically
-from jacobiflow.core.records import check_plain
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.files import check_plain, checksum, write_atomically
+from jacobiflow.core.types import JacobiflowError, one_line
 
 FILE = "state.safetensors"
 CONTENT = "checksum of the training images"
 
 
 class StateError(JacobiflowError, ValueError):
-    """A run's state that cannot be used."""
+    """A state that a run cannot resume from."""
 
 
 def save_state(
@@ -31,7 +30,7 @@ def save_state(
     optimizer: torch.optim.Optimizer,
     average: nn.Module | None,
 ) -> None:
-    """Everything that resuming needs. Data order, noise and schedule follow from settings and step."""
+    """Write all that a resumed run needs. Data order, noise and schedule follow from settings and step."""
     tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
     names: dict[Tensor, str] = {p: n for n, p in model.named_parameters()}
     for p, slots in optimizer.state.items():
@@ -52,14 +51,14 @@ def load_state(
     optimizer: torch.optim.Optimizer,
     average: nn.Module | None,
 ) -> int:
-    """Restore in place what `save_state` wrote; returns its step, or 0 if there is no state."""
+    """Restore in place what `save_state` wrote. Returns its step, or 0 if there is no state."""
     path = folder / FILE
     for left in folder.glob(f".{FILE}.*"):  # of a save that was killed
         left.unlink(missing_ok=True)
     if not path.exists():
         return 0
     try:
-        check_plain(path, "it is not a plain file")
+        check_plain(path)
         with safe_open(path, framework="pt") as f:
             about = json.loads(f.metadata()["about"])
             _compare(folder, about["settings"], settings)
@@ -75,26 +74,25 @@ def load_state(
             slots.setdefault(name, {})[slot] = value
         for name, p in model.named_parameters():
             if any(k != "step" and v.shape != p.shape for k, v in slots.get(name, {}).items()):
-                raise ValueError(f"what its optimiser knows of {name} has another shape")
+                raise ValueError(f"its optimizer state of {name} has another shape")
             if name in slots:
                 optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in slots[name].items()}
         return int(about["step"])
     except StateError:
         raise
     except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise StateError(f"{path} is damaged ({reason}): restore it, or begin again in a new --out") from None
+        reason = one_line(error)
+        raise StateError(f"{path} is damaged ({reason}): restore it, or start again in a new --out") from None
 
 
-def _compare(folder: Path, found: dict[str, Any], mine: dict[str, Any]) -> None:
-    names = [k for k in mine if k in found and mine[k] != found[k]]
-    if len(names) > 1:  # other settings bring other images: they are what to say
+def _compare(folder: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:
+    names = [k for k in now if k in saved and now[k] != saved[k]]
+    if len(names) > 1:  # other settings may choose other images: name the settings only
         names = [k for k in names if k != CONTENT]
-    changed = [f"{k} {found[k]}, now {mine[k]}" for k in names]
-    if changed:
+    if names:
+        changed = "; ".join(f"{k} {saved[k]}, now {now[k]}" for k in names)
         raise StateError(
-            f"{folder} holds a run with other settings ({'; '.join(changed)}): "
-            "use those, or begin again in a new --out"
+            f"{folder} holds a run with other settings ({changed}): use those, or start again in a new --out"
         )
 
 

@@ -9,9 +9,8 @@ import torch
 
 import jacobiflow as jf
 from jacobiflow_lab.analysis.memory import MemoryTrialError, memory
-from jacobiflow_lab.analysis.progress import ProgressError, kept, progress
 from jacobiflow_lab.analysis.runtime import runtime
-from jacobiflow_lab.analysis.sweeps import doubt, sweeps
+from jacobiflow_lab.analysis.sweeps import ProgressError, doubt, kept, progress, sweeps
 from subjects import subject, tarflow
 
 

@@ -12,10 +12,9 @@ from PIL import Image
 from jacobiflow_lab.analysis import plots
 from jacobiflow_lab.analysis.convergence import Approach, Convergence, convergence
 from jacobiflow_lab.analysis.memory import Memory, Peak
-from jacobiflow_lab.analysis.progress import Moment, Progress
 from jacobiflow_lab.analysis.redundancy import redundancy
-from jacobiflow_lab.analysis.runtime import LayerTime, Runtime
-from jacobiflow_lab.analysis.sweeps import sweeps
+from jacobiflow_lab.analysis.runtime import BlockTime, Runtime
+from jacobiflow_lab.analysis.sweeps import Moment, Progress, sweeps
 from subjects import subject
 
 
@@ -78,7 +77,7 @@ def test_figures_of_costs(tmp_path: Path) -> None:
         repeats=1,
         threads=1,
         device="cpu",
-        layers=(LayerTime(seconds=1.0, sweeps=3.0),) * 9,
+        layers=(BlockTime(seconds=1.0, sweeps=3.0),) * 9,
         noise=0.1,
         denoising=0.2,
         communication=0.0,

@@ -7,7 +7,6 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ import torch
 from PIL import Image
 
 import jacobiflow as jf
-from jacobiflow_lab.analysis.convergence import Approach
-from jacobiflow_lab.analysis.walk import finish
-from jacobiflow_lab.app import actions, pictures, render
-from jacobiflow_lab.app.invert import Inverted, drawn_pixels, invert, uploaded_pixels
-from jacobiflow_lab.app.models import Refused, Shelf
-from jacobiflow_lab.app.visitors import Left
+from jacobiflow_lab.analysis.trajectory import finish
+from jacobiflow_lab.app import actions, views
+from jacobiflow_lab.app.invert import InversionResult, drawn_pixels, invert, uploaded_pixels
+from jacobiflow_lab.app.models import ModelRegistry, UserError
+from jacobiflow_lab.app.visitors import Monitor, VisitorLeft
 
 ASKED: dict[str, Any] = {
     "model": "mnist",
@@ -38,54 +36,58 @@ INVERTED: dict[str, Any] = {"model": "mnist", "plan": "selective", "tol": 0.1, "
 
 
 @pytest.fixture(scope="module")
-def shelf() -> Shelf:
-    return Shelf("mnist")
+def shelf() -> ModelRegistry:
+    return ModelRegistry("mnist")
 
 
 @pytest.fixture(scope="module")
-def sampled(shelf: Shelf) -> actions.Sampled:
+def sampled(shelf: ModelRegistry) -> actions.SampleResult:
     return actions.sample(shelf, **ASKED)
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Shelf:
+def small(tmp_path: Path) -> ModelRegistry:
     """A flow of 4 x 4 pictures that is tuned in no time."""
     torch.manual_seed(0)
     flow = jf.MAF(jf.MAFConfig(features=16, blocks=2, hidden=(16,)))
     for p in flow.parameters():
         p.data += 0.2 * torch.randn_like(p)
     flow.save(tmp_path / "small")
-    return Shelf(str(tmp_path / "small"))
+    return ModelRegistry(str(tmp_path / "small"))
 
 
 # Sample
 
 
-def test_sampling_compares_the_plan_with_sequential_decoding(sampled: actions.Sampled) -> None:
+def test_sampling_compares_the_plan_with_sequential_decoding(sampled: actions.SampleResult) -> None:
     flow = jf.load("mnist")
     labels = torch.tensor([3, 7, 3])
     exact = flow.sample(3, seed=5, labels=labels, plan="sequential").x
     x = flow.sample(3, seed=5, labels=labels, plan="selective", tol=0.5, init="previous").x
     assert torch.allclose(sampled.exact, exact, atol=1e-4)
-    assert torch.allclose(sampled.x, x, atol=1e-4)
+    assert torch.allclose(sampled.decoded.x, x, atol=1e-4)
     base, row = sampled.rows
     assert (base.plan, row.plan) == ("sequential", "selective")
-    assert row.largest == pytest.approx(float((sampled.x - sampled.exact).abs().max()))
+    assert row.largest == pytest.approx(float((sampled.decoded.x - sampled.exact).abs().max()))
     assert row.speedup == pytest.approx(base.seconds / row.seconds)
     assert row.sweeps[0] == 48 > 10 > max(row.sweeps[1:])
-    assert len(sampled.convergence) == len(sampled.seconds) == 4
+    assert len(sampled.convergence.blocks) == len(sampled.decoded.stats.blocks) == 4
 
 
-def test_guidance_and_tolerance_reach_the_decoder(shelf: Shelf, sampled: actions.Sampled) -> None:
+def test_guidance_and_tolerance_reach_the_decoder(
+    shelf: ModelRegistry, sampled: actions.SampleResult
+) -> None:
     guided = actions.sample(shelf, **ASKED | {"guidance": 2, "count": 2})
     assert float((guided.exact - sampled.exact[:2]).abs().max()) > 0.1
     tight = actions.sample(shelf, **ASKED | {"tol": 0.0, "count": 2, "plan": "uniform"})
     assert tight.rows[1].largest < 1e-3 < sampled.rows[1].largest
 
 
-def test_progress_is_told_and_grows(shelf: Shelf) -> None:
+def test_progress_is_told_and_grows(shelf: ModelRegistry) -> None:
     seen: list[tuple[float, str]] = []
-    actions.sample(shelf, **ASKED | {"count": 1, "runs": 2}, progress=lambda *told: seen.append(told))
+    actions.sample(
+        shelf, **ASKED | {"count": 1, "runs": 2}, monitor=Monitor(report=lambda *told: seen.append(told))
+    )
     shares = [share for share, _ in seen]
     assert shares == sorted(shares)
     assert shares[0] >= 0
@@ -110,71 +112,76 @@ def test_progress_is_told_and_grows(shelf: Shelf) -> None:
         ({"init": "elsewhere"}, "First guess"),
         ({"guidance": 1e9}, "Guidance"),
         ({"guidance": None}, "Guidance"),
-        ({"runs": 100}, "Runs"),
+        ({"runs": 100}, "Timed runs: give a whole number from 1 to 5"),
         ({"plan": "/etc/passwd"}, "Plan: choose sequential"),
-        ({"labels": ["10"]}, "Labels: choose from 0 to 9"),
+        ({"labels": ["10"]}, "Labels: choose at most 10 from 0 to 9"),
         ({"labels": ["-1"]}, "Labels"),
         ({"labels": [None]}, "Labels"),
-        ({"labels": ["1"] * 11}, "Labels: choose at most 10"),
+        ({"labels": ["1"] * 11}, "Labels: choose at most 10 from"),
         ({"model": "somebody/else"}, "no model 'somebody/else'"),
         ({"model": ["mnist"]}, "no model"),
     ],
     ids=str,
 )
-def test_what_cannot_be_asked_for_gets_a_message(shelf: Shelf, wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(Refused, match=message) as refused:
+def test_what_cannot_be_asked_for_gets_a_message(
+    shelf: ModelRegistry, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as refused:
         actions.sample(shelf, **ASKED | wrong)
     assert len(str(refused.value)) < 200
 
 
-def test_a_field_that_a_plan_does_not_take_may_be_empty(shelf: Shelf) -> None:
+def test_a_field_that_a_plan_does_not_take_may_be_empty(shelf: ModelRegistry) -> None:
     found = actions.sample(shelf, **ASKED | {"plan": "sequential", "tol": None, "init": None, "count": 1})
-    assert torch.equal(found.x, found.exact)
-    assert "every pixel is the same" in render.grids(shelf, found)
+    assert torch.equal(found.decoded.x, found.exact)
+    assert "every pixel is the same" in views.sample_pictures(shelf["mnist"], found)[2][1]
+    assert len(views.sample_table(found)) == 1
 
 
 @pytest.mark.parametrize("model", ["mnist-maf", "ising-16"])
-def test_models_without_labels(shelf: Shelf, model: str) -> None:
+def test_models_without_labels(shelf: ModelRegistry, model: str) -> None:
     flow = shelf[model]
     found = actions.sample(shelf, **ASKED | {"model": model, "tol": 1e-4, "count": 2, "guidance": None})
     assert found.labels == []
     assert found.rows[1].largest < 1e-3
-    assert found.length == flow.data_shape[0]
-    white = pictures.span(flow, found.exact)
+    assert found.convergence.blocks[0].length == flow.data_shape[0]
+    white = views.white_level(flow, found.exact)
     assert white == (1.0 if model == "mnist-maf" else pytest.approx(float(found.exact.abs().max())))
-    shown = pictures.grid(found.exact, white=white)
-    assert float(shown.std()) > 20  # neither all black nor all white
+    shown = views.grid(found.exact, white=white)
+    assert float(np.asarray(shown).std()) > 20  # neither all black nor all white
 
 
-# Walking
+# Stepping through a block
 
 
-def test_sweeps_lead_to_the_answer_and_positions_too(shelf: Shelf, sampled: actions.Sampled) -> None:
-    way = actions.begin_walk(shelf, sampled, 1)
+def test_sweeps_lead_to_the_answer_and_positions_too(
+    shelf: ModelRegistry, sampled: actions.SampleResult
+) -> None:
+    way = actions.block_steps(shelf, sampled, 1)
     last, full = len(way.swept) - 1, way.length - 1
     assert full == 48
     assert 3 < last < full  # the plan is sequential here: sweeps are shown all the same
-    first = actions.frame(shelf, sampled, way, 0, 0)
-    end = actions.frame(shelf, sampled, way, last, full)
-    assert float((end.sequential - sampled.exact).abs().mean()) < 0.005
-    assert float((end.swept - sampled.exact).abs().mean()) < 0.05
-    assert float((first.swept - sampled.exact).abs().mean()) > 0.2
-    halfway = actions.frame(shelf, sampled, way, last // 2, last // 2)
-    off = [float((x - sampled.exact).abs().mean()) for x in (halfway.swept, halfway.sequential)]
+    first, _ = actions.samples_after(shelf, sampled, way, 0, 0)
+    swept, sequential = actions.samples_after(shelf, sampled, way, last, full)
+    assert float((sequential - sampled.exact).abs().mean()) < 0.005
+    assert float((swept - sampled.exact).abs().mean()) < 0.05
+    assert float((first - sampled.exact).abs().mean()) > 0.2
+    halfway = actions.samples_after(shelf, sampled, way, last // 2, last // 2)
+    off = [float((x - sampled.exact).abs().mean()) for x in halfway]
     assert off[0] < off[1]  # after as many steps, sweeps are nearer
 
 
-def test_the_plan_is_walked_as_it_is(shelf: Shelf, sampled: actions.Sampled) -> None:
-    way = actions.begin_walk(shelf, sampled, 4)
+def test_the_plan_is_walked_as_it_is(shelf: ModelRegistry, sampled: actions.SampleResult) -> None:
+    way = actions.block_steps(shelf, sampled, 4)
     most = actions.sample(shelf, **ASKED).rows[1].sweeps[3]
     assert most <= len(way.swept) - 1 <= 4
-    assert torch.allclose(shelf["mnist"].from_sequence(way.swept[-1]), sampled.x, atol=1e-4)
+    assert torch.allclose(shelf["mnist"].from_sequence(way.swept[-1]), sampled.decoded.x, atol=1e-4)
 
 
-def test_every_position_of_784_can_be_stopped_at(shelf: Shelf) -> None:
+def test_every_position_of_784_can_be_stopped_at(shelf: ModelRegistry) -> None:
     flow = shelf["mnist-maf"]
     found = actions.sample(shelf, **ASKED | {"model": "mnist-maf", "tol": 1e-4, "count": 1})
-    way = actions.begin_walk(shelf, found, 1)  # in the reversed order
+    way = actions.block_steps(shelf, found, 1)  # in the reversed order
     assert way.length == 784
     for step in (0, 1, 400, 782):
         moved = (way.after_positions(step + 1) != way.after_positions(step)).any(-1)[0].nonzero()[:, 0]
@@ -182,25 +189,23 @@ def test_every_position_of_784_can_be_stopped_at(shelf: Shelf) -> None:
     whole = finish(flow, way.after_positions(783), 0)
     assert torch.allclose(whole, found.exact, atol=1e-3)
     for step in (784, -1, None, 0.5):
-        with pytest.raises(Refused, match="Positions"):
-            actions.frame(shelf, found, way, 0, step)
+        with pytest.raises(UserError, match="Positions"):
+            actions.samples_after(shelf, found, way, 0, step)
 
 
-def test_walks_of_two_visitors_do_not_meet(shelf: Shelf, sampled: actions.Sampled) -> None:
-    before = actions.frame(shelf, sampled, actions.begin_walk(shelf, sampled, 2), 1, 1)
+def test_walks_of_two_visitors_do_not_meet(shelf: ModelRegistry, sampled: actions.SampleResult) -> None:
+    before = actions.samples_after(shelf, sampled, actions.block_steps(shelf, sampled, 2), 1, 1)
     other = actions.sample(shelf, **ASKED | {"seed": 6, "labels": []})
-    actions.begin_walk(shelf, other, 3)
-    after = actions.frame(shelf, sampled, actions.begin_walk(shelf, sampled, 2), 1, 1)
-    assert torch.equal(before.swept, after.swept)
+    actions.block_steps(shelf, other, 3)
+    after = actions.samples_after(shelf, sampled, actions.block_steps(shelf, sampled, 2), 1, 1)
+    assert torch.equal(before[0], after[0])
     assert not torch.allclose(sampled.exact, other.exact, atol=0.1)
 
 
-def test_walking_needs_samples_and_a_block_that_is_there(shelf: Shelf, sampled: actions.Sampled) -> None:
-    with pytest.raises(Refused, match="press Sample first"):
-        actions.begin_walk(shelf, None, 1)
+def test_stepping_needs_a_block_that_is_there(shelf: ModelRegistry, sampled: actions.SampleResult) -> None:
     for block in (0, 5, None):
-        with pytest.raises(Refused, match="Block: give a whole number from 1 to 4"):
-            actions.begin_walk(shelf, sampled, block)
+        with pytest.raises(UserError, match="Block: give a whole number from 1 to 4"):
+            actions.block_steps(shelf, sampled, block)
 
 
 # Invert
@@ -219,30 +224,30 @@ def saved(path: Path, picture: Image.Image, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize("model", ["mnist", "mnist-maf"])
-def test_an_upload_is_reconstructed(shelf: Shelf, tmp_path: Path, model: str) -> None:
+def test_an_upload_is_reconstructed(shelf: ModelRegistry, tmp_path: Path, model: str) -> None:
     flow = shelf[model]
     path = saved(tmp_path / "one.png", Image.fromarray(digit()))
     found = invert(shelf, **INVERTED | {"model": model, "upload": path, "tol": 1e-3})
-    assert found.largest < 0.02
-    assert found.largest == pytest.approx(float((found.back - found.x).abs().max()))
+    assert float(found.error.max()) < 0.02
+    assert float(found.error.max()) == pytest.approx(float((found.decoded.x - found.x).abs().max()))
     assert found.log_prob == pytest.approx(float(flow.log_prob(found.x).detach()), rel=1e-4)
     ink = (found.x.reshape(28, 28).numpy() > 0) == (digit() > 127)
     assert ink.mean() > 0.99  # the picture, with no more than the noise of training
     assert float((found.x - found.x.round()).abs().max()) > 0.05
-    assert not found.negative
-    html = render.inverted(found)
-    assert html.count("<img") == 4
-    assert ("What the model takes it for" in html) == (model == "mnist")
+    assert not found.inverted
+    assert len(views.inversion_pictures(found)) == 4
+    assert len(views.label_scores(found)) == (10 if model == "mnist" else 0)
+    assert ["bits per dimension", f"{found.bits_per_dim:.3f}"] in views.inversion_table(found)
 
 
-def test_a_label_changes_the_likelihood(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_label_changes_the_likelihood(shelf: ModelRegistry, tmp_path: Path) -> None:
     path = saved(tmp_path / "one.png", Image.fromarray(digit()))
     plain = invert(shelf, **INVERTED, upload=path)
     as_one = invert(shelf, **INVERTED, upload=path, label="1")
     assert as_one.log_prob == pytest.approx(plain.by_label[1], rel=1e-4)
     assert as_one.log_prob != plain.log_prob
     assert plain.by_label.index(max(plain.by_label)) == 1
-    assert sum(plain.shares) == pytest.approx(1)
+    assert sum(views.label_scores(plain).values()) == pytest.approx(1)
 
 
 MODES = {
@@ -258,7 +263,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_pictures_of_every_kind_are_read(shelf: Shelf, tmp_path: Path, mode: str) -> None:
+def test_pictures_of_every_kind_are_read(shelf: ModelRegistry, tmp_path: Path, mode: str) -> None:
     pixels, negative = uploaded_pixels(saved(tmp_path / "a.png", MODES[mode]()), shelf["mnist"])
     assert pixels.shape == (1, 28, 28)
     assert negative == (mode in ("dark on light", "transparent paper", "one pixel"))
@@ -288,37 +293,37 @@ def float_tiff() -> bytes:
 
 
 BAD = {
-    "text": (lambda: b"seven", "not a picture"),
-    "empty": (lambda: b"", "not a picture"),
+    "text": (lambda: b"seven", "not a readable image"),
+    "empty": (lambda: b"", "not a readable image"),
     "half of one": (lambda: png_bytes()[:200], "cannot be read"),
-    "a huge one": (lambda: claim(50_000, 10), "50000 x 10 pixels: 6000 x 6000 is the most"),
-    "a bomb": (lambda: claim(60_000, 60_000), "not a picture|pixels"),
+    "a huge one": (lambda: claim(50_000, 10), "50000 x 10 pixels: upload at most 6000 x 6000"),
+    "a bomb": (lambda: claim(60_000, 60_000), "not a readable image|pixels"),
     "floats": (float_tiff, "cannot be read .*float pixels"),
-    "a large file": (lambda: bytes(11 * 2**20), "the file has 11 MB: 10 MB is the most"),
+    "a large file": (lambda: bytes(11 * 2**20), "the file has 11 MB: upload at most 10 MB"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_upload_gets_a_message(shelf: Shelf, tmp_path: Path, kind: str) -> None:
+def test_a_bad_upload_gets_a_message(shelf: ModelRegistry, tmp_path: Path, kind: str) -> None:
     content, message = BAD[kind]
     (tmp_path / "a.png").write_bytes(content())
-    with pytest.raises(Refused, match=message) as refused:
+    with pytest.raises(UserError, match=message) as refused:
         invert(shelf, **INVERTED, upload=tmp_path / "a.png")
     assert len(str(refused.value)) < 250
     assert "\n" not in str(refused.value)
 
 
-def test_devices_and_pipes_are_not_opened(shelf: Shelf, tmp_path: Path) -> None:
+def test_devices_and_pipes_are_not_opened(shelf: ModelRegistry, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
     (tmp_path / "link").symlink_to("/dev/zero")
     for path in (tmp_path / "pipe", tmp_path / "link", Path("/dev/zero"), tmp_path):
-        with pytest.raises(Refused, match="upload it again"):
+        with pytest.raises(UserError, match="upload it again"):
             invert(shelf, **INVERTED, upload=path)
 
 
 @pytest.mark.parametrize("given", [{"upload": None}, {"upload": "/no/such/file"}, {"drawing": ""}], ids=str)
-def test_nothing_to_invert_gets_a_message(shelf: Shelf, given: dict[str, Any]) -> None:
-    with pytest.raises(Refused, match=r"upload|empty|read"):
+def test_nothing_to_invert_gets_a_message(shelf: ModelRegistry, given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"upload|empty|read"):
         invert(shelf, **INVERTED, **given)
 
 
@@ -330,7 +335,7 @@ def canvas(alpha: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def test_a_drawing_fills_the_frame_that_digits_have(shelf: Shelf) -> None:
+def test_a_drawing_fills_the_frame_that_digits_have(shelf: ModelRegistry) -> None:
     alpha = np.zeros((280, 280), np.uint8)
     alpha[10:60, 200:210] = 255  # small, in a corner
     pixels = drawn_pixels(canvas(alpha), shelf["mnist"])
@@ -338,8 +343,8 @@ def test_a_drawing_fills_the_frame_that_digits_have(shelf: Shelf) -> None:
     assert (rows[0], rows[-1]) == (4, 23)  # 20 of 28
     assert 12 <= columns[0] <= columns[-1] <= 17
     found = invert(shelf, **INVERTED, drawing=canvas(alpha))
-    assert isinstance(found, Inverted)
-    assert found.largest < 0.1
+    assert isinstance(found, InversionResult)
+    assert float(found.error.max()) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -355,88 +360,74 @@ def test_a_drawing_fills_the_frame_that_digits_have(shelf: Shelf) -> None:
     ],
     ids=["clear", "large", "no base64", "no picture", "no PNG", "a dict", "a number"],
 )
-def test_what_is_no_drawing_gets_a_message(shelf: Shelf, value: Any) -> None:
-    with pytest.raises(Refused, match="draw"):
+def test_what_is_no_drawing_gets_a_message(shelf: ModelRegistry, value: Any) -> None:
+    with pytest.raises(UserError, match="draw"):
         invert(shelf, **INVERTED, drawing=value)
 
 
-def test_fields_on_a_lattice_cannot_be_drawn(shelf: Shelf) -> None:
+def test_fields_on_a_lattice_cannot_be_drawn(shelf: ModelRegistry) -> None:
     assert shelf.names == ["mnist", "cifar10-cpu", "cifar100-cpu", "ising-16", "mnist-maf"]
     assert shelf.invertible == ["mnist", "cifar10-cpu", "cifar100-cpu", "mnist-maf"]
-    with pytest.raises(Refused, match="choose a model of pictures: mnist or cifar10-cpu or cifar100"):
+    with pytest.raises(UserError, match="choose a model of images: mnist or cifar10-cpu or cifar100"):
         invert(shelf, **INVERTED | {"model": "ising-16"}, drawing="x")
 
 
 # Plans
 
 
-def test_a_plan_is_made_shown_and_used(small: Shelf) -> None:
+def test_a_plan_is_made_shown_and_used(small: ModelRegistry) -> None:
     name = small.names[0]
+    flow = small[name]
     asked: dict[str, Any] = {"model": name, "batch": 2, "labelled": True, "guidance": None}
-    before = actions.stored_plan(small, **asked)
-    assert before.plan is None
-    assert "No plan has been made" in render.tuned(before)
+    before = actions.machine_plan(small, **asked, measure=False)
+    assert [method.width for method in before.plan] == [1, 1]  # there is no profile
+    assert "Plan auto uses this plan" in views.plan_text(before)
+    assert [row[0] for row in views.plan_table(before)] == ["1 (next to the noise)", "2 (next to the data)"]
     seen: list[float] = []
-    made = actions.make_plan(small, **asked, progress=lambda share, _: seen.append(share))
+    made = actions.machine_plan(
+        small, **asked, measure=True, monitor=Monitor(report=lambda share, _: seen.append(share))
+    )
     assert seen == sorted(seen)
     assert seen[-1] < 1
-    again = actions.stored_plan(small, **asked)
-    assert again.plan == made.plan
-    assert again.plan is not None
-    measured = again.plan.about["measured"]
-    html = render.tuned(again)
-    assert f"{measured['speedup']:.2f}x" in html
-    assert html.count("<tr>") == 1 + 2
+    measured = made.plan.about["measured"]
+    *blocks, total = views.plan_table(made)
+    assert f"{measured['speedup']:.2f}x" in total
+    assert len(blocks) == 2
+    assert f"The fastest of {len(made.plan.about['tried'])} plans" in views.plan_text(made)
+    assert flow.profile is not None  # which plan auto uses from now on
     found = actions.sample(small, **ASKED | {"model": name, "plan": "auto", "count": 2})
-    assert found.plan == made.plan
+    assert found.plan == flow.plan("auto", n=2)
 
 
-def test_a_plan_made_anew_replaces_the_one_in_use(small: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = small.names[0]
-    asked: dict[str, Any] = {"model": name, "batch": 4, "labelled": False, "guidance": 0}
-    actions.make_plan(small, **asked)
-    other = jf.Plan((jf.Method(width=2), jf.Method(width=3)))
-    flow = small[name]
-    monkeypatch.setattr(actions, "tune", lambda *_, **__: other)
-    with pytest.raises(Refused, match="Batch: give a whole number from 1 to 64"):
-        actions.make_plan(small, **asked | {"batch": None})
-    made = actions.make_plan(small, **asked)
-    assert made.plan == other
-    assert flow.plan("auto", n=4) == other.in_unit(flow.default_unit)
+def test_a_batch_size_that_cannot_be(small: ModelRegistry) -> None:
+    asked: dict[str, Any] = {"model": small.names[0], "batch": None, "labelled": False, "guidance": 0}
+    with pytest.raises(UserError, match="Batch size: give a whole number from 1 to 64"):
+        actions.machine_plan(small, **asked, measure=True)
 
 
-TUNING: dict[str, Callable[..., object]] = {
-    "tune": lambda shelf, asked, _: actions.make_plan(shelf, **asked, batch=1, labelled=False, guidance=0),
-    "sample": lambda shelf, asked, _: actions.sample(shelf, **ASKED | {"plan": "auto", "count": 1} | asked),
-    "invert": lambda shelf, asked, upload: invert(shelf, **asked, plan="auto", upload=upload),
-}
-
-
-@pytest.mark.parametrize("begin", TUNING)
-def test_tuning_ends_when_nobody_waits_for_it(small: Shelf, tmp_path: Path, begin: str) -> None:
+def test_tuning_ends_when_nobody_waits_for_it(small: ModelRegistry) -> None:
     name, calls = small.names[0], 0
-    upload = saved(tmp_path / "a.png", Image.linear_gradient("L"))
+    asked: dict[str, Any] = {"model": name, "batch": 1, "labelled": False, "guidance": 0}
 
     def check() -> None:
         nonlocal calls
         calls += 1
         if calls == 3:
-            raise Left("the visitor has left")
+            raise VisitorLeft("the visitor has left")
 
-    with pytest.raises(Left):
-        TUNING[begin](small, {"model": name, "check": check}, upload)
+    with pytest.raises(VisitorLeft):
+        actions.machine_plan(small, **asked, measure=True, monitor=Monitor(check=check))
     assert calls == 3
-    assert not small.work.locked()
-    assert actions.stored_plan(small, model=name, batch=1, labelled=False, guidance=0).plan is None
+    assert not small.lock.locked()
 
 
 def test_what_the_page_cannot_show_is_refused_or_left_out(tmp_path: Path) -> None:
     jf.MAF(jf.MAFConfig(features=6, blocks=1, hidden=(8,))).save(tmp_path / "six")
     jf.MAF(jf.MAFConfig(features=16, context=2, blocks=1, hidden=(8,))).save(tmp_path / "context")
-    with pytest.raises(Refused, match="its samples are not pictures"):
-        Shelf(str(tmp_path / "six"))
-    with pytest.raises(Refused, match="it needs context"):
-        Shelf(str(tmp_path / "context"))
+    with pytest.raises(UserError, match="its samples are not images"):
+        ModelRegistry(str(tmp_path / "six"))
+    with pytest.raises(UserError, match="it needs context"):
+        ModelRegistry(str(tmp_path / "context"))
 
 
 # Pictures
@@ -447,22 +438,23 @@ def test_the_map_is_brightest_where_the_deviation_is() -> None:
     x = exact.clone()
     x[2, 0, 1, 3] = -0.25
     x[3, 0, 0, 0] = float("nan")
-    shown, top = pictures.deviation_grid(x, exact, columns=2)
+    picture, top = views.deviation_grid(x, exact, columns=2)
+    shown = np.asarray(picture)
     assert top == 0.25
-    gap = pictures.GAP
+    gap = views.GAP_PIXELS
     corner = (gap + 5 + gap, gap)  # of sample 2, the first of the second row
     at = (corner[0] + 1, corner[1] + 3)
     inner = shown[corner[0] : corner[0] + 5, corner[1] : corner[1] + 5].astype(int).sum(-1)
     assert tuple(np.argwhere(inner == inner.max())[0]) == (1, 3)
     assert shown[at].sum() > 500
-    assert tuple(shown[gap + 5 + gap, gap + 5 + gap]) == pictures.NOT_FINITE
+    assert tuple(shown[gap + 5 + gap, gap + 5 + gap]) == views.NONFINITE_COLOUR
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_sample_that_is_not_finite_is_crossed_out(channels: int) -> None:
     x = torch.full((2, channels, 8, 8), -1.0)
     x[1, 0, 3, 3] = float("inf")
-    shown, gap = pictures.grid(x, columns=2), pictures.GAP
+    shown, gap = np.asarray(views.grid(x, columns=2)), views.GAP_PIXELS
     first, second = (shown[gap : gap + 8, left : left + 8] for left in (gap, 2 * gap + 8))
     assert (first == 0).all()
     diagonal = np.arange(8)
@@ -473,26 +465,19 @@ def test_a_sample_that_is_not_finite_is_crossed_out(channels: int) -> None:
 
 def test_grids_show_samples_in_order() -> None:
     x = torch.linspace(-1, 1, 6)[:, None, None, None].expand(6, 1, 4, 4)
-    shown = pictures.grid(x, columns=3)
-    assert shown.shape == (2 * 6 + 2, 3 * 6 + 2, 3)
-    centres = [int(shown[4 + 6 * (i // 3), 4 + 6 * (i % 3), 0]) for i in range(6)]
+    shown = np.asarray(views.grid(x, columns=3))
+    assert shown.shape == (2 * 6 + 2, 3 * 6 + 2)
+    centres = [int(shown[4 + 6 * (i // 3), 4 + 6 * (i % 3)]) for i in range(6)]
     assert centres == [0, 51, 102, 153, 204, 255]
 
 
-def test_curves_take_the_colour_of_the_page_and_nothing_from_elsewhere() -> None:
-    svg = pictures.curve(
-        Approach(length=4, jacobi=(3.0, 0.1, 0.0), sequential=(3.0, 2.0, 1.0, 0.0)), "block 1"
-    )
-    assert svg.startswith("<svg")
-    assert "currentColor" in svg
-    assert pictures.INK not in svg
-    assert 'href="http' not in svg
-    assert "block 1" in svg
-
-
-def test_names_are_text_not_html(sampled: actions.Sampled) -> None:
-    assert "<b>" not in render.complaint("<b>bold</b>")
-    html = render.picture("data:,", "<i>", '"', "x")
-    assert "<i>" not in html
-    assert render.figures(sampled).count('class="jf-card"') == 6
-    assert render.sweeps(sampled).count("jf-track") == 4
+def test_results_say_what_they_are(shelf: ModelRegistry, sampled: actions.SampleResult) -> None:
+    assert views.sample_title(sampled) == "### mnist: 3 samples from seed 5, sequential and selective"
+    assert [row[0] for row in views.sample_table(sampled)] == ["sequential", "selective"]
+    assert views.sample_table(sampled)[0][2:4] == ["1.00x", "0"]
+    blocks = views.block_table(sampled)
+    assert blocks[0][:3] == ["1 (next to the noise)", "sequential", "48.0 of 48"]
+    assert [row[1] for row in blocks[1:]] == ["whole sequence, tolerance 0.5"] * 3
+    curves, caption = views.convergence_picture(sampled)
+    assert "each block" in caption
+    assert np.asarray(curves).std() > 10

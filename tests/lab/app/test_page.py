@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 import jacobiflow as jf
-from jacobiflow_lab.app import pictures
+from jacobiflow_lab.app import views
 
 pytest.importorskip("gradio")
 api = pytest.importorskip("playwright.sync_api")
@@ -73,7 +73,9 @@ class Visitor:
         self.context.set_default_timeout(PATIENCE)
         self.page = self.context.new_page()
         self.away: list[str] = []  # requests to other machines
+        self.rejected: list[str] = []  # requests that the gate or gradio answered with an error
         self.page.on("request", lambda request: self.note(request.url, address))
+        self.page.on("response", lambda r: self.rejected.append(r.url) if r.status >= 400 else None)
         self.page.goto(f"{address}/?__theme={theme}")
         self.page.wait_for_selector("#go")
 
@@ -96,14 +98,22 @@ class Visitor:
 
     def picture(self, name: str) -> str:
         """The address of a picture, which is all of the picture."""
-        return str(self.page.locator(f'[data-name="{name}"] img').get_attribute("src"))
+        return str(self.page.locator(f"#{name} img").get_attribute("src"))
 
     def pixels(self, name: str) -> np.ndarray:
         code = self.picture(name).partition(",")[2]
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(code)))).astype(int)
 
-    def figure(self, name: str, within: str = "#figures") -> str:
-        return str(self.page.inner_text(f'{within} [data-name="{name}"] b'))
+    def cell(self, table: str, row: int, column: int) -> str:
+        return str(self.page.inner_text(f'#{table} [data-testid="cell-{row}-{column}"]')).strip()
+
+    def message(self, status: str, text: str) -> None:
+        """Wait until a status line shows this text."""
+        api.expect(self.page.locator(f"#{status} textarea")).to_have_value(text, timeout=PATIENCE)
+
+    def choose(self, field: str, option: str) -> None:
+        self.page.click(f"#{field} input")
+        self.page.get_by_role("option", name=option, exact=True).click()
 
     def wait(self, selector: str) -> None:
         self.page.wait_for_selector(selector)
@@ -123,7 +133,7 @@ def exact(seed: int, n: int) -> np.ndarray:
     """What the page should show of these samples."""
     labels = torch.arange(n) % 10
     x = jf.load("mnist").sample(n, seed=seed, labels=labels, plan="sequential").x
-    return pictures.grid(x, columns=pictures.across(n, range(10))).astype(int)
+    return np.asarray(views.grid(x, columns=views.grid_columns(n, range(10)))).astype(int)
 
 
 def test_sampling_walking_and_messages(browser: Any, address: str) -> None:
@@ -134,43 +144,43 @@ def test_sampling_walking_and_messages(browser: Any, address: str) -> None:
         page.wait_for_selector(
             "#status .progress-text, #status .progress-level"
         )  # something is seen meanwhile
-        visitor.wait('[data-name="walk-sweeps"] img')
+        visitor.wait("#after-sweeps img")
 
         # pictures and figures
         assert np.abs(visitor.pixels("sequential") - exact(3, 4)).max() <= 1
-        assert np.abs(visitor.pixels("plan") - exact(3, 4)).mean() < 3
-        assert visitor.pixels("deviation").max() > 100
-        assert re.fullmatch(r"[\d.]+ m?s", visitor.figure("sequential-seconds"))
-        assert re.fullmatch(r"[\d.]+x", visitor.figure("speedup"))
-        assert 0 < float(visitor.figure("largest")) < 0.5
-        assert page.locator('[data-name="sweeps"] .jf-track').count() == 4
-        assert page.locator('[data-name="convergence"] svg').count() == 4
+        assert np.abs(visitor.pixels("planned") - exact(3, 4)).mean() < 3
+        assert visitor.pixels("difference").max() > 100
+        assert re.fullmatch(r"[\d.]+ m?s", visitor.cell("summary", 0, 1))
+        assert re.fullmatch(r"[\d.]+x", visitor.cell("summary", 1, 2))
+        assert 0 < float(visitor.cell("summary", 1, 3)) < 0.5
+        assert page.locator("#blocks .virtual-row").count() == 4
+        assert visitor.pixels("convergence").std() > 10
+        assert page.inner_text("#title") == "mnist: 4 samples from seed 3, sequential and selective"
 
         # walking changes the picture, and the single positions follow
-        swept, single = visitor.picture("walk-sweeps"), visitor.picture("walk-positions")
-        page.locator("#sweep input[type=range]").press("ArrowRight")
+        swept, single = visitor.picture("after-sweeps"), visitor.picture("after-positions")
+        page.locator("#sweeps input[type=range]").press("ArrowRight")
         page.get_by_text(re.compile(r"after 1 of \d+ sweeps")).wait_for()
         page.get_by_text("after 1 of 48 steps").wait_for()
-        assert visitor.picture("walk-sweeps") != swept
-        assert visitor.picture("walk-positions") != single
-        page.locator("#sweep input[type=range]").press("End")
+        assert visitor.picture("after-sweeps") != swept
+        assert visitor.picture("after-positions") != single
+        page.locator("#sweeps input[type=range]").press("End")
         page.get_by_text(re.compile(r"after (\d+) of \1 sweeps")).wait_for()
-        swept = visitor.picture("walk-sweeps")
-        page.locator("#position input[type=range]").press("End")
+        swept = visitor.picture("after-sweeps")
+        page.locator("#positions input[type=range]").press("End")
         page.get_by_text("after 48 of 48 steps").wait_for()
-        assert visitor.picture("walk-sweeps") == swept
-        assert np.abs(visitor.pixels("walk-positions")[2:30, 2:30] - exact(3, 4)[2:30, 2:30]).mean() < 3
+        assert visitor.picture("after-sweeps") == swept
+        assert np.abs(visitor.pixels("after-positions")[2:30, 2:30] - exact(3, 4)[2:30, 2:30]).mean() < 3
 
         # an emptied field is a message, and what was there stays
         visitor.ask(seed="")
         visitor.press("go")
-        visitor.wait("#status .jf-complaint")
-        assert page.inner_text("#status") == "Seed: give a whole number from 0 to 4294967295"
+        visitor.message("status", "Seed: give a whole number from 0 to 4294967295")
         assert np.abs(visitor.pixels("sequential") - exact(3, 4)).max() <= 1
         visitor.ask(seed=3, count=1000)
         visitor.press("go")
-        page.get_by_text("Count: give a whole number from 1 to 64").first.wait_for()
-        assert visitor.away == []
+        visitor.message("status", "Count: give a whole number from 1 to 64")
+        assert visitor.away == visitor.rejected == []
         assert "Traceback" not in page.content()
 
 
@@ -185,7 +195,7 @@ def test_uploads_and_drawings(browser: Any, address: str, tmp_path: Path) -> Non
 
         # nothing drawn, then something
         visitor.press("invert-drawing")
-        page.get_by_text("the canvas is empty: draw something first").first.wait_for()
+        visitor.message("invert-status", "the canvas is empty: draw something first")
         box = page.locator("#pad canvas").bounding_box()
         x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 4
         page.mouse.move(x, y)
@@ -193,31 +203,29 @@ def test_uploads_and_drawings(browser: Any, address: str, tmp_path: Path) -> Non
         page.mouse.move(x, y + box["height"] / 2, steps=5)
         page.mouse.up()
         visitor.press("invert-drawing")
-        visitor.wait('[data-name="reconstruction"] img')
-        drawn = visitor.picture("input")
-        assert visitor.pixels("input")[14, 13:15].max() > 150
-        assert float(visitor.figure("error", "#inverted")) < 0.5
+        visitor.wait("#reconstruction img")
+        drawn = visitor.picture("image")
+        assert visitor.pixels("image")[14, 13:15].max() > 150
+        assert float(visitor.cell("inverted", 1, 1)) < 0.5
 
         # a wrong upload, then a right one
         page.get_by_role("tab", name="Upload").click()
         page.set_input_files("#upload input[type=file]", tmp_path / "wrong.png")
         page.locator("#upload").get_by_text("wrong").wait_for()
         visitor.press("invert-upload")
-        page.get_by_text(
-            "this is not a picture that can be read: upload a PNG, JPEG or WebP"
-        ).first.wait_for()
-        assert visitor.picture("input") == drawn
+        visitor.message("invert-status", "this is not a readable image: upload a PNG, JPEG or WebP")
+        assert visitor.picture("image") == drawn
         page.locator("#upload button[aria-label*=lear], #upload button[aria-label*=emove]").first.click()
         page.set_input_files("#upload input[type=file]", tmp_path / "one.png")
         page.locator("#upload").get_by_text("one").first.wait_for()
         visitor.press("invert-upload")
         page.get_by_text("dark and light exchanged").wait_for()
-        seen, back = visitor.pixels("input"), visitor.pixels("reconstruction")
+        seen, back = visitor.pixels("image"), visitor.pixels("reconstruction")
         assert seen[14, 13:15].min() > 150 > 100 > seen[:, :8].max()
         assert np.abs(seen - back).max() < 30
-        assert re.fullmatch(r"-?[\d,.]+ nats", visitor.figure("log-likelihood", "#inverted"))
-        assert page.locator('[data-name="labels"] .jf-track').count() == 10
-        assert visitor.away == []
+        assert re.fullmatch(r"-?[\d,.]+ nats", visitor.cell("inverted", 3, 1))
+        assert page.locator("#scores meter").count() == 10
+        assert visitor.away == visitor.rejected == []
         assert "Traceback" not in page.content()
 
 
@@ -228,13 +236,13 @@ def test_two_visitors_at_once_get_their_own(browser: Any, address: str) -> None:
         for visitor in (one, two):
             visitor.press("go")
         for visitor in (two, one):
-            visitor.wait('[data-name="walk-sweeps"] img')
-        before = two.picture("walk-sweeps")
-        one.page.locator("#sweep input[type=range]").press("ArrowRight")
+            visitor.wait("#after-sweeps img")
+        before = two.picture("after-sweeps")
+        one.page.locator("#sweeps input[type=range]").press("ArrowRight")
         one.page.get_by_text(re.compile(r"after 1 of \d+ sweeps")).wait_for()
-        two.page.locator("#position input[type=range]").press("ArrowRight")
+        two.page.locator("#positions input[type=range]").press("ArrowRight")
         two.page.get_by_text("after 1 of 48 steps").wait_for()
-        assert two.picture("walk-sweeps") == before != one.picture("walk-sweeps")
+        assert two.picture("after-sweeps") == before != one.picture("after-sweeps")
         for visitor, seed, n in ((one, 11, 2), (two, 12, 3)):
             assert np.abs(visitor.pixels("sequential") - exact(seed, n)).max() <= 1
 
@@ -243,14 +251,35 @@ def test_plans_and_narrow_windows(browser: Any, address: str, tmp_path: Path) ->
     with Visitor(browser, address, width=390, theme="dark") as visitor:
         visitor.ask(count=2)
         visitor.press("go")
-        visitor.wait('[data-name="walk-sweeps"] img')
+        visitor.wait("#after-sweeps img")
         assert visitor.overflow() <= 0
-        wide = visitor.page.locator('[data-name="sequential"] img').bounding_box()["width"]
+        wide = visitor.page.locator("#sequential img").bounding_box()["width"]
         assert wide > 250  # pictures use the window
         visitor.tab("Plans")
         visitor.press("show-plan")
-        visitor.page.get_by_text("No plan has been made for mnist, batches of 16").wait_for()
+        visitor.page.get_by_text("Plan auto uses this plan").wait_for()
         assert visitor.overflow() <= 0
         visitor.tab("Invert")
         assert visitor.page.locator("#pad canvas").bounding_box()["width"] > 200
         assert visitor.overflow() <= 0
+
+
+def test_results_go_with_their_model(browser: Any, address: str) -> None:
+    with Visitor(browser, address) as visitor:
+        page = visitor.page
+        button = page.locator("#go").bounding_box()
+        assert button["y"] + button["height"] < 900  # is seen without scrolling
+        visitor.ask(count=1)
+        visitor.press("go")
+        visitor.wait("#after-sweeps img")
+        visitor.choose("model", "mnist-maf")
+        page.wait_for_selector("#sequential", state="hidden")
+        page.wait_for_selector("#labels", state="hidden")
+        page.wait_for_selector("#guidance", state="hidden")
+        assert float(page.input_value("#tol input")) == jf.load("mnist-maf").default_tol
+        visitor.press("go")
+        visitor.wait("#after-sweeps img")
+        assert page.inner_text("#title").startswith("mnist-maf: 1 sample from seed 0")
+        page.get_by_text("after 0 of 783 steps").wait_for()
+        visitor.choose("plan", "sequential")
+        page.wait_for_selector("#tol", state="hidden")

@@ -28,7 +28,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_everything_that_can_be_known_of_a_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_ask", memory.trial)  # without a process for each
+    monkeypatch.setattr(memory, "_in_fresh_process", memory.trial)  # without a process for each
     ran = run("analyze", "model", "-n", 5, "--labels", "0-2", "--repeats", 1, "--batch", 3, "--out", "look")
     assert ran.status == 0, ran.err
     names = {p.name for p in Path("look").iterdir()}

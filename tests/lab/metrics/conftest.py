@@ -9,8 +9,7 @@ import torch
 
 import jacobiflow as jf
 from jacobiflow.data.sources import Images
-from stand_ins import Tiny, make_clip
-from subjects import perturb
+from stand_ins import Tiny, image_flow, make_clip
 
 
 @pytest.fixture
@@ -21,19 +20,7 @@ def tiny() -> Tiny:
 @pytest.fixture(scope="session")
 def flow() -> jf.TarFlow:
     """A perturbed class-conditional flow of grey 16 x 16 images, with the noise of training to remove."""
-    torch.manual_seed(0)
-    config = jf.TarFlowConfig(
-        image_size=16,
-        image_channels=1,
-        patch_size=4,
-        width=16,
-        head_dim=8,
-        blocks=2,
-        layers_per_block=1,
-        num_classes=3,
-        noise_std=0.1,
-    )
-    return perturb(jf.TarFlow(config), 0.1)
+    return image_flow()
 
 
 @pytest.fixture(scope="session")

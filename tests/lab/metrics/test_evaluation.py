@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,8 @@ from torch import Tensor
 import jacobiflow as jf
 from jacobiflow.data.sources import Images
 from jacobiflow_lab import metrics
-from jacobiflow_lab.metrics import (
-    MetricError,
-    Paired,
-    evaluate,
-    evaluate_pictures,
-    paired_distance,
-    reconstruct,
-)
+from jacobiflow_lab.metrics import MetricError, evaluate, evaluate_pictures, paired_distance, reconstruct
+from jacobiflow_lab.metrics.paired import Paired
 from jacobiflow_lab.metrics.reconstruction import errors, invertibility, reconstruction
 from stand_ins import Tiny
 
@@ -74,13 +67,13 @@ def test_batches_change_nothing(flow: jf.TarFlow, images: Images, whole: metrics
 def test_the_flow_samples_that_are_measured(flow: jf.TarFlow, images: Images, whole: metrics.Report) -> None:
     """They are flow.sample's, denoised, with all labels in turn, beside a fixed choice of the data."""
     labels = torch.arange(20) % 3
-    x = flow.sample(20, seed=0, labels=labels, denoise=True).x
+    x = flow.sample(20, seed=0, labels=labels, denoise=True, plan="selective").x
     exact = flow.sample(20, seed=0, labels=labels, denoise=True, plan="sequential").x
     order = torch.randperm(60, generator=torch.Generator().manual_seed(0))[:20]
     real, seen, twin = (metrics.features(y, Tiny()) for y in (images.pixels[order], x, exact))
     assert whole.fid is not None
     assert whole.fid.value == pytest.approx(metrics.fid_of(real, seen).value, rel=1e-5)
-    assert whole.paired == replace(paired_distance(seen, twin), network="tiny")
+    assert whole.paired == paired_distance(seen, twin, network="tiny", plan="sequential")
     assert whole.brisque is not None
     assert whole.brisque.value == pytest.approx(float(metrics.brisque_scores(x).nanmean()))
 
@@ -131,7 +124,7 @@ def test_pictures_of_any_origin(images: Images, tiny: Tiny, clip: Path) -> None:
     far = evaluate_pictures(lambda s, c: 255 - draw(s, c) // 2, images, samples=60, network=tiny)
     assert far.fid is not None
     assert far.fid.value > 0.5
-    with pytest.raises(MetricError, match="bpd needs a flow; pictures alone have fid"):
+    with pytest.raises(MetricError, match="bpd needs a flow: images alone have fid, kid, brisque, clip-iqa"):
         evaluate_pictures(draw, images, metrics=["bpd"])
 
 
@@ -242,7 +235,9 @@ def test_flows_of_vectors(tiny: Tiny) -> None:
     assert found.fid is not None
     assert found.reconstruction is not None
     assert found.reconstruction.largest < 1e-4
-    with pytest.raises(MetricError, match=r"samples of shape \[5\] are no pictures"):
+    with pytest.raises(
+        MetricError, match=r"samples of shape \[5\] are not images: use bpd, reconstruction, invertibility"
+    ):
         evaluate(jf.MAF(jf.MAFConfig(features=5, blocks=1, hidden=(8,))), metrics=["paired"])
 
 

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from jacobiflow.core.processes import World
 from jacobiflow.data.sources import Images
-from jacobiflow_lab.metrics import MetricError, Moments, Shares, fid, fid_of, frechet, kid, real_moments
-from jacobiflow_lab.metrics.fid import Collector, _frechet_rows, _Given
+from jacobiflow_lab.metrics import MetricError, Moments, fid_of, frechet, kid, moments, real_moments
+from jacobiflow_lab.metrics.distributed_map import DistributedMap
+from jacobiflow_lab.metrics.fid import FRECHET, _frechet_rows, _GivenFeatures
+from jacobiflow_lab.metrics.moments import Collector
 from stand_ins import Tiny
 
 
@@ -66,7 +68,7 @@ def test_samples_of_gaussians_approach_the_closed_form() -> None:
 def test_it_is_torchmetrics_figure() -> None:
     module = importlib.import_module("torchmetrics.image.fid")
     a, b = normal(40, 10, 1).float(), (normal(30, 10, 2) * torch.linspace(0.5, 2, 10)).float()
-    metric = module.FrechetInceptionDistance(_Given(10))
+    metric = module.FrechetInceptionDistance(_GivenFeatures(10))
     metric.update(a, real=True)
     metric.update(b, real=False)
     assert fid_of(a, b).value == pytest.approx(float(metric.compute()), rel=1e-4)
@@ -83,7 +85,7 @@ def test_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features that come in any order and are not kept give the same figures."""
     x = (normal(90, 5, 1) + 3).float()
     whole, seen = Moments.of(x), None
-    monkeypatch.setattr(fid, "KEEP", 40)
+    monkeypatch.setattr(moments, "KEEP", 40)
     seen = Collector(90)
     for start in (30, 0, 60):
         seen.add(start, x[start : start + 30])
@@ -99,9 +101,9 @@ def test_the_bias_of_small_counts_is_said_and_kid_has_none() -> None:
     draws = normal(4000, 64, 1).float()
     few, many = fid_of(draws[:100], draws[100:200]), fid_of(draws[:2000], draws[2000:])
     assert few.value > 5 * many.value
-    assert "biased upwards" in few.note
-    assert "(100 samples, 100 real images)" in few.note
-    assert "KID" in few.note
+    note = FRECHET.to_dict(few)["note"]
+    for words in ("biased upwards", "(100 samples, 100 real images)", "KID"):
+        assert words in note
     parts = draws.split(100)
     small = torch.tensor([kid(a, b, subsets=10).value for a, b in zip(parts[::2], parts[1::2], strict=True)])
     assert abs(small.mean()) < 3 * small.std() / len(small) ** 0.5
@@ -148,7 +150,7 @@ def test_statistics_of_real_images_are_kept_by_content(
     first, again = Tiny(), Tiny()
     found = real_moments(images, first)
     assert (first.seen, found.count) == (60, 60)
-    held = real_moments(images, again, shares=Shares(batch=7))
+    held = real_moments(images, again, work=DistributedMap(batch=7))
     assert again.seen == 0
     assert torch.equal(held.features, found.features)
 
@@ -199,7 +201,7 @@ def test_many_real_images(images: Images, monkeypatch: pytest.MonkeyPatch, tmp_p
     whole = real_moments(images, Tiny())
     (path,) = (tmp_path / "features").iterdir()
     path.unlink()
-    monkeypatch.setattr(fid, "KEEP", 25)
+    monkeypatch.setattr(moments, "KEEP", 25)
     found, held = real_moments(images, Tiny()), real_moments(images, Tiny())
     assert len(held.features) == 25
     assert torch.equal(held.cov, found.cov)

@@ -79,9 +79,9 @@ def test_images_without_a_score() -> None:
     assert "lower is better" in found.note
     assert "scatters widely" in found.note
     assert "scatters" not in mean_brisque(scores, 256).note
-    with pytest.raises(MetricError, match="0 of 2 images have a score"):
+    with pytest.raises(MetricError, match="0 of 2 images have a finite value"):
         mean_brisque(scores[3:], 32)
-    with pytest.raises(MetricError, match="BRISQUE needs images of 16 pixels a side or more"):
+    with pytest.raises(MetricError, match="BRISQUE needs images of 16 pixels per side or more"):
         brisque_scores(torch.zeros(2, 1, 8, 8))
 
 
@@ -93,7 +93,7 @@ def test_colour_and_floats_are_taken() -> None:
 
 
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch, clip: Path) -> None:
-    brisque._judge.cache_clear()
+    brisque._scorer.cache_clear()
     for name in ("brisque", "torchmetrics.multimodal.clip_iqa"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
@@ -131,5 +131,5 @@ def test_no_clip(tmp_path: Path) -> None:
         MetricError, match=r"CLIP-IQA needs the weights of a CLIP: give one as --clip .*folder"
     ):
         ClipScorer(None)
-    with pytest.raises(MetricError, match=r"holds no CLIP that can be used .*give one as --clip"):
+    with pytest.raises(MetricError, match=r"is not a usable CLIP .*give one as --clip"):
         ClipScorer(str(tmp_path))

@@ -15,10 +15,10 @@ from jacobiflow.data.sources import Images
 from jacobiflow_lab.baselines import KINDS, load_baseline, train_baseline
 from jacobiflow_lab.baselines.__main__ import main
 from jacobiflow_lab.baselines.augment import augment, shift
-from jacobiflow_lab.baselines.fastgan import Config, Critic, Excite, Painter
+from jacobiflow_lab.baselines.baseline_floor import counts, shuffle_pixels
+from jacobiflow_lab.baselines.fastgan import Config, Discriminator, Excite, Generator
 from jacobiflow_lab.baselines.learner import BaselineError
 from jacobiflow_lab.baselines.training import make
-from jacobiflow_lab.baselines.worth import counts, shuffle_pixels
 from jacobiflow_lab.metrics import fid_of, kid
 
 TINY: dict[str, dict[str, Any]] = {
@@ -125,7 +125,7 @@ def test_the_averaged_weights_are_written(images: Images, tmp_path: Path) -> Non
         x = images.pixels[:8].float() / 127.5 - 1
         learner.step(step, x, torch.Generator().manual_seed(step))
     learner.export(tmp_path)
-    held, live = load_baseline("fastgan", tmp_path).painter.state_dict(), learner.live().state_dict()
+    held, live = load_baseline("fastgan", tmp_path).generator.state_dict(), learner.live().state_dict()
     name = "last.weight"
     assert torch.equal(held[name], learner.average.state_dict()[name])
     assert not torch.equal(held[name], live[name])
@@ -143,13 +143,13 @@ def test_each_side_of_the_gan_moves_by_its_own_loss_only(images: Images) -> None
 
     learner.optimizer.step = step  # type: ignore[method-assign, assignment]
     learner.learn(images.pixels[:8].float() / 127.5 - 1, torch.Generator().manual_seed(0))
-    assert calls == [{"critic"}, {"painter"}]
+    assert calls == [{"discriminator"}, {"generator"}]
 
 
 def test_a_new_critic_tells_images_apart(images: Images) -> None:
     """Spectral norms alone leave scores that differ by thousandths: a generator learns nothing from those."""
     torch.manual_seed(0)
-    scores, _ = Critic(Config(image_size=16))(images.pixels.float() / 127.5 - 1)
+    scores, _ = Discriminator(Config(image_size=16))(images.pixels.float() / 127.5 - 1)
     assert scores.std() > 0.1
 
 
@@ -165,16 +165,18 @@ def test_augmentation_is_for_who_asks(images: Images) -> None:
 @pytest.mark.parametrize("size", [16, 20, 28, 32, 64])
 def test_networks_of_any_resolution(size: int) -> None:
     config = Config(image_size=size, image_channels=1, width=4, most=8, latent=6)
-    painter, critic = Painter(config), Critic(config)
-    x = painter(torch.randn(2, 6))
+    generator, discriminator = Generator(config), Discriminator(config)
+    x = generator(torch.randn(2, 6))
     assert x.shape == (2, 1, size, size)
-    score, seen = critic(x)
+    score, seen = discriminator(x)
     assert score.shape[-1] == config.start
     assert [f.shape[-1] for f in seen[:2]] == [size // 2, size // 4]
-    loss = critic.rebuild(x, seen, torch.Generator().manual_seed(0))
+    loss = discriminator.rebuild(x, seen, torch.Generator().manual_seed(0))
     loss.backward()
-    assert all(p.grad is not None for p in (*critic.whole.parameters(), *critic.piece.parameters()))
-    assert len(painter.excites) == config.doublings - 1
+    assert all(
+        p.grad is not None for p in (*discriminator.whole.parameters(), *discriminator.piece.parameters())
+    )
+    assert len(generator.excites) == config.doublings - 1
 
 
 def test_excitation_gates_channels_by_the_lower_resolution() -> None:

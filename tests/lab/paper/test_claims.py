@@ -1,4 +1,4 @@
-"""Verdicts on the paper's claims: each can say yes, say no, and say that it cannot be told."""
+"""Verdicts on the paper's claims: each can say yes, say no, and say that it is undecided."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from jacobiflow_lab.paper import verdicts
-from jacobiflow_lab.paper.claims import CLAIMS, judge_claims, verdict_word
+from jacobiflow_lab.paper import claims
+from jacobiflow_lab.paper.claims import CLAIMS
+from jacobiflow_lab.paper.judge import judge_claims, verdict_word
 
 
 def quality(kid: float, fid: float | None = None) -> dict[str, Any]:
@@ -30,11 +31,11 @@ def tolerance(mild: dict[str, Any], loose: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_worse_above(mild: dict[str, Any], loose: dict[str, Any], holds: bool) -> None:
-    found, numbers = verdicts.worse_above(tolerance(mild, loose))
+    found, numbers = claims.worse_above(tolerance(mild, loose))
     assert found is holds
     assert numbers["KID, tau 2"] == loose["kid"]
     assert numbers.get("FID, tau 2") == loose["fid"]
-    assert verdicts.faster_with_tau(tolerance(mild, loose))[0] is True
+    assert claims.faster_with_tau(tolerance(mild, loose))[0] is True
 
 
 @pytest.mark.parametrize(
@@ -50,14 +51,14 @@ def test_worse_above(mild: dict[str, Any], loose: dict[str, Any], holds: bool) -
 )
 def test_quality(exact: dict[str, Any], ours: dict[str, Any], holds: bool | None) -> None:
     data = {"quality": {"sequential": exact, "selective": ours}}
-    assert verdicts.quality_of(data, "selective")[0] is holds
+    assert claims.quality_of(data, "selective")[0] is holds
 
 
 @pytest.mark.parametrize(("sweeps", "last", "holds"), [(8, 1e-12, True), (9, 1e-12, False), (8, 1e-3, False)])
 def test_bounded(sweeps: int, last: float, holds: bool) -> None:
     easy = {"length": 8, "sweeps": 2, "jacobi": [1.0, 0.1, 0.0]}
     hard = {"length": 8, "sweeps": sweeps, "jacobi": [1.0] * sweeps + [last]}
-    found, numbers = verdicts.bounded({"blocks": [easy, hard]})
+    found, numbers = claims.bounded({"blocks": [easy, hard]})
     assert found is holds
     assert numbers == {"most sweeps": sweeps, "positions": 8}
 
@@ -72,7 +73,7 @@ def test_still_pictures(far: tuple[float, ...], holds: bool) -> None:
         for v in ("attention", "strict")
         for o, x in zip((1, 2, 5), far if v == "attention" else (9.0, 9.0, 9.0), strict=True)
     ]
-    assert verdicts.still_pictures({"rows": rows})[0] is holds
+    assert claims.still_pictures({"rows": rows})[0] is holds
 
 
 def test_memory_is_that_of_selective_decoding() -> None:
@@ -80,8 +81,8 @@ def test_memory_is_that_of_selective_decoding() -> None:
         found = (("sequential", True, 5.0), ("selective", True, 10.0), ("selective", False, without))
         return {"peaks": [{"plan": p, "cache": c, "peak_mib": m} for p, c, m in found]}
 
-    assert verdicts.less_memory(peaks(3.0))[0] is True
-    assert verdicts.less_memory(peaks(6.0))[0] is False
+    assert claims.less_memory(peaks(3.0))[0] is True
+    assert claims.less_memory(peaks(6.0))[0] is False
 
 
 def test_speed_is_of_whole_batches_over_public_code() -> None:
@@ -101,14 +102,14 @@ def test_speed_is_of_whole_batches_over_public_code() -> None:
             ]
         }
 
-    assert verdicts.selective_wins(data(2.0, 1.5)) == (
+    assert claims.selective_wins(data(2.0, 1.5)) == (
         True,
         {"selective": 2.0, "uniform": 1.5, "selective, decoding alone": 2.0, "batch": 16},
     )
-    assert verdicts.selective_wins(data(2.0, 2.5))[0] is False
-    assert verdicts.selective_wins(data(0.9, 0.5))[0] is False
-    assert verdicts.beats_compiled(data(2.0, 1.5), max)[0] is False
-    assert verdicts.beats_compiled(data(5.0, 1.5), min)[1]["batch"] == 1
+    assert claims.selective_wins(data(2.0, 2.5))[0] is False
+    assert claims.selective_wins(data(0.9, 0.5))[0] is False
+    assert claims.beats_compiled(data(2.0, 1.5), max)[0] is False
+    assert claims.beats_compiled(data(5.0, 1.5), min)[1]["batch"] == 1
 
 
 def test_a_baseline_that_does_not_count_decides_nothing() -> None:
@@ -118,9 +119,9 @@ def test_a_baseline_that_does_not_count_decides_nothing() -> None:
             "rows": [flow, {"method": "FastGAN", "fid": 60.0, "kid": 0.05, "seconds": 0.5, "counts": counts}]
         }
 
-    assert verdicts.beats("FastGAN", "fid")(data(True))[0] is True
-    assert verdicts.beats("FastGAN", "fid")(data(False))[0] is None
-    assert verdicts.beats("FastGAN", "seconds")(data(True))[0] is False
+    assert claims.beats(data(True), "FastGAN", "fid")[0] is True
+    assert claims.beats(data(False), "FastGAN", "fid")[0] is None
+    assert claims.beats(data(True), "FastGAN", "seconds")[0] is False
 
 
 def layers(*means: float) -> list[dict[str, float]]:
@@ -136,20 +137,20 @@ def test_sweeps_of_blocks(first: float, others: tuple[float, ...], many: bool, f
         "uniform, zeros": {"layers": layers(first, *others)},
         "selective, zeros": {"layers": layers(48.0, *others)},
     }
-    assert verdicts.first_block({"plans": plans})[0] is many
-    assert verdicts.later_blocks({"plans": plans})[0] is few
+    assert claims.first_block({"plans": plans})[0] is many
+    assert claims.later_blocks({"plans": plans})[0] is few
     # The same rules while a model is trained, at the earliest checkpoint.
     later = {"step": 900, "sweeps": {"layers": layers(1.0, 50.0)}}
     data = {"moments": [{"step": 500, "sweeps": {"layers": layers(first, *others)}}, later]}
-    assert verdicts.early_difference(data)[0] is many
-    assert verdicts.early_redundancy(data) == (few, {"step": 500, "most of the others": max(others)})
+    assert claims.early_difference(data)[0] is many
+    assert claims.early_redundancy(data) == (few, {"step": 500, "most of the others": max(others)})
 
 
 @pytest.mark.parametrize(
     ("falls", "holds"), [((True, None, True), True), ((True, False, None), False), ((None, None), None)]
 )
 def test_ratio_falls(falls: tuple[bool | None, ...], holds: bool | None) -> None:
-    assert verdicts.ratio_falls({"blocks": [{"ratio_falls": fall} for fall in falls]})[0] is holds
+    assert claims.ratio_falls({"blocks": [{"ratio_falls": fall} for fall in falls]})[0] is holds
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_first_layer_deviates(first: dict[str, float], holds: bool) -> None:
         for o in (1, 2, 5)
         for v in ("attention", "strict")
     ]
-    assert verdicts.first_deviates({"masked": masked})[0] is holds
+    assert claims.first_deviates({"masked": masked})[0] is holds
 
 
 def test_shares_errors_and_grey_levels_have_their_limits() -> None:
@@ -175,11 +176,11 @@ def test_shares_errors_and_grey_levels_have_their_limits() -> None:
         plan = {"layers": [{"seconds": first}, {"seconds": 1.0}], "total": 4.0, "shares": [0.0, 0.0, 0.3]}
         return {"plans": {"selective": plan, "sequential": plan | {"total": 0.1}}}
 
-    assert verdicts.first_dominates(shares(2.1))[0] is True
-    assert verdicts.first_dominates(shares(1.9))[0] is False
+    assert claims.first_dominates(shares(2.1))[0] is True
+    assert claims.first_dominates(shares(1.9))[0] is False
     for mse, holds in ((0.006, True), (0.008, False)):
         rows = {"selective": {"mse": mse}, "sequential": {"mse": 0.0}}
-        assert verdicts.reconstructs({"rows": rows})[0] is holds
+        assert claims.reconstructs({"rows": rows})[0] is holds
     for grey, holds in ((1.9, True), (2.1, False)):
         data = {
             "rows": [
@@ -187,7 +188,7 @@ def test_shares_errors_and_grey_levels_have_their_limits() -> None:
                 {"method": "selective", "grey_levels": grey},
             ]
         }
-        assert verdicts.looks_alike(data)[0] is holds
+        assert claims.looks_alike(data)[0] is holds
 
 
 def maf_rows(sweeps: float, cached: float, alike: float = 1.0) -> dict[str, Any]:
@@ -197,12 +198,12 @@ def maf_rows(sweeps: float, cached: float, alike: float = 1.0) -> dict[str, Any]
 
 
 def test_mafs() -> None:
-    assert verdicts.maf_faster(maf_rows(11.0, 300.0))[0] is True
-    assert verdicts.maf_faster(maf_rows(9.0, 300.0))[0] is False
-    assert verdicts.maf_beats_cache(maf_rows(11.0, 300.0))[0] is False
-    assert verdicts.maf_beats_cache(maf_rows(400.0, 300.0))[0] is True
-    assert verdicts.digits_alike(maf_rows(11.0, 300.0, alike=0.995))[0] is True
-    assert verdicts.digits_alike(maf_rows(11.0, 300.0, alike=0.985))[0] is False
+    assert claims.maf_faster(maf_rows(11.0, 300.0))[0] is True
+    assert claims.maf_faster(maf_rows(9.0, 300.0))[0] is False
+    assert claims.maf_beats_cache(maf_rows(11.0, 300.0))[0] is False
+    assert claims.maf_beats_cache(maf_rows(400.0, 300.0))[0] is True
+    assert claims.digits_alike(maf_rows(11.0, 300.0, alike=0.995))[0] is True
+    assert claims.digits_alike(maf_rows(11.0, 300.0, alike=0.985))[0] is False
 
 
 @pytest.mark.parametrize(("off", "holds"), [(0.0005, True), (-0.0005, True), (0.002, False), (-0.002, False)])
@@ -214,7 +215,7 @@ def test_physics_is_judged_by_the_papers_decoder(off: float, holds: bool) -> Non
             "energy_per_site_error": 0.001,
             "exact_energy_per_site": -0.81,
         }
-    assert verdicts.ising_same(data)[0] is holds
+    assert claims.ising_same(data)[0] is holds
 
 
 def test_a_claim_is_about_its_own_models_and_says_what_is_lacking() -> None:
@@ -235,17 +236,17 @@ def test_first_guesses_are_judged_by_their_best_runs() -> None:
         other = {"seconds": mean, "runs": slow, "speedup": 2.0 / mean, "sweeps": [63, 4.0, 3.0]}
         return {"rows": [one, other]}
 
-    assert verdicts.any_guess(rows([1.1, 9.0]))[0] is True  # one run met a busy moment
-    assert verdicts.any_guess(rows([1.4, 1.5]))[0] is False
+    assert claims.any_guess(rows([1.1, 9.0]))[0] is True  # one run met a busy moment
+    assert claims.any_guess(rows([1.4, 1.5]))[0] is False
 
 
-def test_a_doubt_stands_beside_what_is_about_trained_flows() -> None:
+def test_claims_of_items_that_did_not_run_have_no_models() -> None:
     layers = [{"mean": m, "largest": 9, "bound": 63} for m in (6.2, 3.0)]
     plans = {"uniform, zeros": {"layers": layers}, "selective, zeros": {"layers": layers}}
-    docs = {"sweeps": {"cifar10-cpu": {"data": {"plans": plans, "doubt": "only 6.2 sweeps"}}}}
-    told = {claim["name"]: claim for claim in judge_claims(docs)}
-    entry = told["first-block"]["models"]["cifar10-cpu"]
-    assert entry["doubt"] == "only 6.2 sweeps"
-    assert verdict_word(entry) == "yes"
+    told = {
+        claim["name"]: claim
+        for claim in judge_claims({"sweeps": {"cifar10-cpu": {"data": {"plans": plans}}}})
+    }
+    assert verdict_word(told["first-block"]["models"]["cifar10-cpu"]) == "yes"
     assert told["generators"]["models"] == {}
     assert {c.name for c in CLAIMS if c.ours} == {c["name"] for c in told.values() if c["ours"]}

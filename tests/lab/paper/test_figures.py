@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from jacobiflow_lab.paper import paper_figures as figures
-from jacobiflow_lab.paper.claims import CLAIMS, judge_claims
+from jacobiflow_lab.paper.check_report import check
+from jacobiflow_lab.paper.claims import CLAIMS
+from jacobiflow_lab.paper.judge import judge_claims
 from jacobiflow_lab.paper.models import SCALES
-from jacobiflow_lab.paper.reading import check
+from jacobiflow_lab.paper.paper_items import PAPER_ITEMS
 from jacobiflow_lab.paper.registry import ITEMS
 
 REPORT = Path(__file__).parents[3] / "docs" / "report"
@@ -36,37 +37,48 @@ def test_committed_report_equals_its_json() -> None:
     assert said == {c["name"]: c["models"] for c in judge_claims(docs)}
 
 
+def number(cell: str) -> float:
+    """The first number of a cell of the paper's tables."""
+    return float(re.findall(r"-?\d+(?:\.\d+)?", cell)[0])
+
+
+def rows_of(item: str) -> list[dict[str, str]]:
+    """The rows of an item's first table of the paper by heading; the second of two equal headings wins."""
+    table = PAPER_ITEMS[item].tables[0]
+    return [dict(zip(table.head, row, strict=True)) for row in table.rows]
+
+
 def test_speedups_of_the_paper_are_those_of_its_times() -> None:
-    for methods in figures.COMPARISON.values():
-        base = methods["sequential"][0]
-        for seconds, _, speedup, *_ in methods.values():
-            assert base / seconds == pytest.approx(speedup, abs=0.06)
-    for lines in figures.RUNTIME.values():
-        *parts, total = lines
-        assert sum(p[1] for p in parts) == pytest.approx(total[1], abs=0.03)
-        assert sum(p[3] for p in parts) == pytest.approx(total[3], abs=0.03)
-    seconds = [s for s, *_ in figures.ISING.values()]
-    assert seconds[0] / seconds[1] == pytest.approx(figures.ISING_SPEEDUP, abs=0.06)
-    slow, fast = figures.MAF_MNIST.values()
-    assert slow / fast == pytest.approx(figures.MAF_MNIST_SPEEDUP, abs=0.06)
+    rows = rows_of("comparison")
+    base = {row["data"]: number(row["seconds"]) for row in rows if row["method"] == "sequential"}
+    assert len(base) == 3
+    for row in rows:
+        assert base[row["data"]] / number(row["seconds"]) == pytest.approx(number(row["speed-up"]), abs=0.06)
+    for item, speedup in (("maf-ising", 15.7), ("maf-mnist", 18.4)):
+        slow, fast = (number(row["seconds"]) for row in rows_of(item))
+        assert slow / fast == pytest.approx(speedup, abs=0.06)
+        assert f"{speedup}x" in PAPER_ITEMS[item].tables[0].note
+
+
+def test_seconds_of_the_papers_layers_add_up() -> None:
+    rows = rows_of("runtime")
+    for data in ("CIFAR-10", "CIFAR-100", "AFHQ"):
+        lines = {row["layer"]: row for row in rows if row["data"] == data}
+        total = lines.pop("total")
+        assert len(lines) == 4
+        for column in ("sequential s", "selective s"):
+            found = sum(number(line[column]) for line in lines.values())
+            assert found == pytest.approx(number(total[column]), abs=0.03)
 
 
 @pytest.mark.skipif(not PAPER.exists(), reason="the paper's text is not here")
 def test_figures_of_the_paper_are_in_its_text() -> None:
     text = PAPER.read_text(encoding="utf-8")
     printed = set(re.findall(r"-?\d+(?:\.\d+)?", text))
-    for methods in figures.COMPARISON.values():
-        for seconds, spread, _, fid, clip, brisque in methods.values():
-            shown = [seconds, fid, clip, brisque, *([] if spread is None else [spread])]
-            assert {f"{v:.2f}" for v in shown} <= printed
-    assert {f"{v:g}" if v >= 100 else f"{v:.1f}" for row in figures.SWEEPS.values() for v in row} <= printed
-    for lines in figures.RUNTIME.values():
-        for _, a, share, b, part, _ in lines:
-            assert {f"{a:.2f}", f"{b:.2f}"} <= printed
-            assert {f"{share:g}" if share == 100 else f"{share:.1f}"} <= printed
-            assert {f"{part:g}" if part == 100 else f"{part:.1f}"} <= printed
-    assert {f"{v:.5f}" for v in figures.RECONSTRUCTION.values()} <= printed
-    assert {f"{s:.2f}" for s, _ in figures.GENERATORS.values()} <= printed
+    for item, paper in PAPER_ITEMS.items():
+        for row in (row for table in paper.tables[:1] for row in table.rows):
+            numbers = set(re.findall(r"-?\d+(?:\.\d+)?", " ".join(row[1:])))
+            assert numbers <= printed, (item, row)
 
 
 @pytest.mark.skipif(not PAPER.exists(), reason="the paper's text is not here")
@@ -74,7 +86,7 @@ def test_every_table_and_figure_has_an_item() -> None:
     """Numbers as LaTeX would give them: main text first, then the appendix with an A."""
     text = PAPER.read_text(encoding="utf-8")
     body, appendix = text.split("\\appendix", 1)
-    named = " ".join(item.shows for item in ITEMS.values())
+    named = " ".join(item.paper.shows for item in ITEMS.values())
     named = re.sub(r"(Figure|Table)s (\w+), (\w+) and (\w+)", r"\1 \2 \1 \3 \1 \4", named)
     named = re.sub(r"(Figure|Table)s (\w+) and (\w+)", r"\1 \2 \1 \3", named)
     wanted = []
@@ -86,6 +98,7 @@ def test_every_table_and_figure_has_an_item() -> None:
 
 
 def test_every_claim_belongs_to_an_item() -> None:
+    assert list(PAPER_ITEMS) == list(ITEMS)
     assert {claim.item for claim in CLAIMS} <= set(ITEMS)
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
 

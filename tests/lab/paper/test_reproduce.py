@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from markupsafe import escape
 from torch import Tensor
 
 import jacobiflow as jf
 from jacobiflow.cli.main import main
-from jacobiflow.data.ising import Ising
+from jacobiflow_lab.lattice.lattice_flow import LatticeConfig, LatticeFlow
 from jacobiflow_lab.paper import models
-from jacobiflow_lab.paper.reading import check
+from jacobiflow_lab.paper.check_report import check
 from jacobiflow_lab.paper.registry import ITEMS
-from jacobiflow_lab.paper.workshop import PREVIOUS
+from jacobiflow_lab.paper.sampling import PREVIOUS
 
 CLASSES = {"mnist": 10, "cifar10-cpu": 10, "cifar100": 100, "afhq-cat64-cpu": 0}
 HERE = ("mnist", "cifar10-cpu", "afhq-cat64-cpu")  # the third of the list has no weights
@@ -70,8 +70,7 @@ def rooms(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for step in (10, 20):
         flow.save(trained / "afhq-cat64-cpu" / "kept" / f"step-{step:07d}")
     shaken(jf.MAF(jf.MAFConfig(features=64, blocks=2, hidden=(16,)))).save(trained / "mnist-maf")
-    ising = jf.MAF(jf.MAFConfig(features=16, blocks=2, hidden=(16,)))
-    ising.target = Ising(side=4, temperature=3.0).to_dict()
+    ising = LatticeFlow(LatticeConfig(features=16, blocks=2, hidden=(16,), temperature=3.0))
     shaken(ising, 0.05).save(trained / "ising-16")
     draw = np.random.default_rng(0)
     for source, shape, classes in (("mnist", (28, 28), 10), ("cifar10", (32, 32, 3), 10)):
@@ -196,7 +195,7 @@ def _check_page(out: Path) -> None:
     page = (out / "report.html").read_text()
     for item in ITEMS.values():
         assert f'id="{item.name}"' in page
-        for table in item.theirs:
+        for table in item.paper.tables:
             assert escape(table.title) in page
     assert "no weights of cifar100" in page
     broken = page.replace('data-at="data/speed/0/seconds"', 'data-at="data/speed/0/batch"', 1)

@@ -1,8 +1,8 @@
-"""The most memory that decoding takes, plan by plan, each in a process of its own.
+"""Peak memory of decoding, plan by plan, each in a process of its own.
 
-On CUDA it is what torch's allocator had given out at most. On a CPU nobody counts for us, so it is the
-growth of the process' resident memory from just before decoding to its highest point during it, as the kernel
-keeps it; code, weights and what a flow makes at its first use are there before and are told apart.
+On CUDA it is the peak of torch's allocator. On a CPU it is how much the resident memory of the process grows
+from just before decoding to its peak, as the operating system counts it. Code, weights and what a flow makes
+at its first use are not part of it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import ctypes
 import gc
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,9 @@ from jacobiflow.core.plan import Plan
 from jacobiflow.core.types import JacobiflowError
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
-from jacobiflow_lab.analysis.layers import plain
+from jacobiflow_lab.analysis.exact_blocks import Note, Record
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+TRIALS = (("sequential", True), ("uniform", False), ("selective", True), ("selective", False))
 
 
 class MemoryTrialError(JacobiflowError, RuntimeError):
@@ -41,32 +42,23 @@ class Peak:
     """One plan; bytes."""
 
     plan: str
-    cache: bool  # whether what settled positions cost was kept
+    cache: bool  # whether keys and values, or the like, were kept
     peak: int  # the most that decoding took beyond `base`
-    base: int  # held before: on CUDA weights, on a CPU all of the process
+    base: int  # held before: on CUDA the weights, on a CPU the whole process
     measure: str  # what was counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(Record):
     """All plans, at one batch size."""
 
     batch: int
     peaks: tuple[Peak, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        return plain(self)
-
 
 def memory(
     source: str | Path | Flow,
-    trials: Sequence[tuple[str | Path | Plan, bool]] = (
-        ("sequential", True),
-        ("uniform", False),
-        ("selective", True),
-        ("selective", False),
-    ),
+    trials: Sequence[tuple[str | Path | Plan, bool]] = TRIALS,
     *,
     n: int = 16,
     labels: Sequence[int] | None = None,
@@ -74,108 +66,107 @@ def memory(
     seed: int = 0,
     device: str = "cpu",
     threads: int | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Note = lambda text: None,
 ) -> Memory:
     """Peak memory of decoding n samples with each plan, with or without a cache.
 
     source: a bundled name, a checkpoint folder, a hub id, or a flow, which is then written to a temporary
-    folder: every trial is a fresh process. labels: one a sample, or None.
+    folder, because every trial is a fresh process. labels: one per sample, or None.
     """
-    found = []
-    with tempfile.TemporaryDirectory() as room:
+    peaks = []
+    shared = {"n": n, "labels": labels, "seed": seed, "threads": threads or torch.get_num_threads()}
+    with tempfile.TemporaryDirectory() as folder:
         if isinstance(source, Flow):
-            source.save(Path(room) / "flow")
-            source = Path(room) / "flow"
-        for i, (plan, cache) in enumerate(trials):
-            name = plan if isinstance(plan, str) else "plan" if isinstance(plan, Plan) else plan.stem
+            flow, source = source, Path(folder) / "flow"
+            flow.save(source)
+        for plan, cache in trials:
+            name = "plan" if isinstance(plan, Plan) else Path(plan).stem
             progress(f"{name}, {'with' if cache else 'without'} a cache")
             if isinstance(plan, Plan):
-                plan.save(path := Path(room) / f"plan-{i}.json")
-                plan = path
-            order = {
-                "source": str(source),
+                given, plan = plan, Path(folder) / "plan.json"
+                given.save(plan)
+            own = {
                 "plan": str(plan),
                 "cache": cache,
-                "n": n,
-                "labels": None if labels is None else list(labels),
                 "tol": tol if plan in ("uniform", "selective") else None,
-                "seed": seed,
-                "device": str(device),
-                "threads": threads or torch.get_num_threads(),
             }
-            found.append(Peak(plan=name, cache=cache, **_ask(order)))
-    return Memory(batch=n, peaks=tuple(found))
+            measured = _in_fresh_process(source=str(source), device=str(device), **own, **shared)
+            peaks.append(Peak(plan=name, cache=cache, **measured))
+    return Memory(batch=n, peaks=tuple(peaks))
 
 
-def _ask(order: dict[str, Any]) -> dict[str, Any]:
-    """The measurement in a fresh process."""
+def _in_fresh_process(**options: Any) -> dict[str, Any]:
+    """`trial` with these options in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "jacobiflow_lab.analysis.memory", json.dumps(order)],
+        [sys.executable, "-m", "jacobiflow_lab.analysis.memory", json.dumps(options)],
         capture_output=True,
         text=True,
-        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"},  # what is freed goes back, and is not counted
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"},  # freed memory is returned and not counted
         check=False,
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise MemoryTrialError(f"measuring memory of plan {order['plan']} failed: {last}")
-    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise MemoryTrialError(f"measuring memory of plan {options['plan']} failed: {last}")
+    measured: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return measured
 
 
-def trial(order: dict[str, Any]) -> dict[str, Any]:
+def trial(
+    *,
+    source: str,
+    plan: str,
+    cache: bool,
+    n: int,
+    labels: Sequence[int] | None,
+    tol: float | None,
+    seed: int,
+    device: str,
+    threads: int,
+) -> dict[str, Any]:
     """One measurement, in this process."""
-    torch.set_num_threads(order["threads"])
-    flow = load(order["source"], device=order["device"]).requires_grad_(False)
-    plan = flow.plan(order["plan"], tol=order["tol"], n=order["n"])
-    z = flow.noise(order["n"], order["seed"])
-    labels = None if order["labels"] is None else torch.tensor(order["labels"], device=z.device)
-    few = None if labels is None else labels[:1]
-    flow.decode(z[:1], plan, labels=few, cache=order["cache"])  # pays for what is made at the first use
+    torch.set_num_threads(threads)
+    flow = load(source, device=device).requires_grad_(False)
+    chosen, z = flow.plan(plan, tol=tol, n=n), flow.noise(n, seed)
 
-    def run() -> None:
-        flow.decode(z, plan, labels=labels, cache=order["cache"])
+    def run(n: int) -> None:
+        given = None if labels is None else torch.tensor(labels[:n], device=z.device)
+        flow.decode(z[:n], chosen, labels=given, cache=cache)
 
+    run(1)  # pays for what is made at the first use
     if z.device.type == "cuda":
         torch.cuda.synchronize(z.device)
         torch.cuda.reset_peak_memory_stats(z.device)
-        base = torch.cuda.memory_allocated(z.device)
-        run()
-        peak, measure = torch.cuda.max_memory_allocated(z.device), "allocated by torch on CUDA"
+        base, measure = torch.cuda.memory_allocated(z.device), "allocated by torch on CUDA"
+        run(n)
+        peak = torch.cuda.max_memory_allocated(z.device)
     else:
-        base, reset = _settle()
-        run()
-        peak, measure = _highest(), "resident memory of the process"
-        if not reset:
-            measure += ", above its earlier peak"
+        measure = "resident memory of the process" + ("" if _reset_peak() else ", above its earlier peak")
+        base = _resident_peak()
+        run(n)
+        peak = _resident_peak()
     return {"peak": max(peak - base, 0), "base": base, "measure": measure}
 
 
-def _settle() -> tuple[int, bool]:
-    """What the process holds now, and whether its peak has been brought down to that."""
+def _reset_peak() -> bool:
+    """Free what can be freed. Returns whether the peak could be reset to what the process holds now."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # glibc's own
+    with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
     try:
-        CLEAR.write_text("5")
-        return _status("VmRSS"), True
-    except (OSError, ValueError, KeyError):  # not Linux, or not allowed
-        return _highest(), False
+        return bool(Path("/proc/self/clear_refs").write_text("5"))
+    except OSError:  # not Linux, or not allowed
+        return False
 
 
-def _highest() -> int:
-    """The most that the process has held since its peak was last reset."""
-    try:
-        return _status("VmHWM")
-    except (OSError, ValueError, KeyError):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _status(name: str) -> int:
-    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
-    return 1024 * int(lines[name].split()[0])
+def _resident_peak() -> int:
+    """The largest resident memory of this process since the last reset."""
+    with suppress(OSError):
+        peak = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+        if peak:
+            return 1024 * int(peak[1])
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 if __name__ == "__main__":
-    print(json.dumps(trial(json.loads(sys.argv[1]))))
+    print(json.dumps(trial(**json.loads(sys.argv[1]))))

@@ -1,62 +1,43 @@
 """How much a block needs the nearest predecessors of a position: generation with them masked.
 
-The paper's Eq. 6 gives position l the parameters that the network makes of x_{<(l - o)} instead of x_{<l},
-"by masking out the nearest o preceding sub-variables in the attention operation". The two halves of that
-sentence are two things, and both are here:
+The paper's Eq. 6 gives position l the parameters that the network computes from x_{<(l - o)} instead of
+x_{<l}, "by masking out the nearest o preceding sub-variables in the attention operation". The equation and
+the quoted words differ, and both variants are here:
 
-"attention": the keys of the o nearest predecessors are dropped in every layer. The residual stream at l - 1,
-    which the parameters of l are read from, still holds x_{l-1}: this masks attention, not the information.
-"strict": the parameters of l are the network's own answer to x_{<(l - o)}, and so those of position l - o.
-    No hidden value gets through; positions without a predecessor left take the parameters of the first one,
-    which has none. For a transformer that is the identity.
+"attention": the keys of the o nearest predecessors are dropped in every layer. The parameters of l are read
+    from the residual stream at l - 1, which still holds x_{l-1}: this masks attention, not information.
+"strict": the parameters of l are the network's answer to x_{<(l - o)}, which are those of position l - o. No
+    masked value has any influence. Positions with no predecessor left take the parameters of the first
+    position. For a transformer that is the identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from jacobiflow.core.block import Block, Cache, Conditioner, Start
+from jacobiflow.core.block import Block, Cache, Conditioner, Start, WrappedConditioner
 from jacobiflow.core.decode import decode
-from jacobiflow.core.types import Method
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guided
 from jacobiflow.flows.transformer import TransformerConditioner
 from jacobiflow.kernels.backend import bind
-from jacobiflow_lab.analysis.layers import exact_layers, plain
+from jacobiflow_lab.analysis.exact_blocks import SEQUENTIAL, Note, Record, exact_blocks
 
 Variant = Literal["attention", "strict"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 OFFSETS = (1, 2, 5)  # the paper's
-SEQUENTIAL = Method(width=1)
 
 
 @dataclass(frozen=True)
-class StrictlyMasked:
-    """A conditioner whose position l sees only what stands before l - o: theta'_l = theta_{max(l - o, 0)}."""
+class StrictlyMasked(WrappedConditioner):
+    """A conditioner whose position l reads only x_{<(l - o)}: theta'_l = theta_{max(l - o, 0)}."""
 
-    inner: Conditioner
     o: int
-
-    @property
-    def length(self) -> int:
-        return self.inner.length
-
-    def select(self, rows: Tensor) -> StrictlyMasked:
-        return replace(self, inner=self.inner.select(rows))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.inner.tensors()
-
-    def new_cache(self, n: int) -> Cache:
-        return self.inner.new_cache(n)
-
-    def first(self, n: int) -> Tensor:
-        return self.inner.first(n)
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         begin = start - self.o
@@ -97,41 +78,32 @@ def _masked(conditioner: Conditioner, o: int, variant: Variant) -> Conditioner:
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """How far a layer's masked output is from its standard one, means over the samples."""
+    """How far a block's masked output is from its standard one, means over the samples."""
 
     cosine: float  # similarity of the two
     l2: float  # distance between them
-    relative: float  # that distance in units of the standard output's norm
-    lost: int  # samples that overflowed and are left out of the means
+    relative: float  # that distance over the norm of the standard output
+    lost: int  # samples that are not finite and are left out of the means
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masked:
-    """One way of masking: each layer, the one next to the noise first."""
+    """One way of masking; blocks (`layers` in the JSON), the one next to the noise first."""
 
     variant: Variant
     o: int
-    layers: tuple[Deviation, ...]  # the layer alone is masked, its input is exact
-    along: tuple[Deviation, ...]  # all layers up to it are masked, as in the generations x
-    x: Tensor = field(repr=False)  # samples with every layer masked
+    layers: tuple[Deviation, ...]  # only this block is masked, its input is exact
+    along: tuple[Deviation, ...]  # all blocks up to it are masked, as in x
+    x: Tensor = field(repr=False)  # samples with every block masked
 
 
 @dataclass(frozen=True, kw_only=True)
-class Redundancy:
-    """All ways of masking, of the same noise."""
+class Redundancy(Record):
+    """All ways of masking, for the same noise."""
 
     samples: int
     exact: Tensor = field(repr=False)
     masked: tuple[Masked, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, without the pictures."""
-        return plain(self)
-
-
-def variants_of(flow: Flow) -> tuple[Variant, ...]:
-    """The variants that a flow has."""
-    return VARIANTS if flow.family == "tarflow" else ("strict",)
 
 
 def redundancy(
@@ -140,39 +112,33 @@ def redundancy(
     *,
     variants: Sequence[Variant] | None = None,
     offsets: Sequence[int] = OFFSETS,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Note = lambda text: None,
     **condition: Any,
 ) -> Redundancy:
     """Similarity and distance of masked and standard inference for every variant and o.
 
-    variants: None is all that the flow has. condition: see `exact_layers`.
+    variants: default: all that the flow has. condition: see `exact_blocks`.
     """
-    layers = list(exact_layers(flow, z, **condition))
-    exact = flow.from_sequence(layers[-1].x)
-    found = []
-    for variant in variants_of(flow) if variants is None else variants:
+    blocks = list(exact_blocks(flow, z, **condition))
+    masked = []
+    if variants is None:
+        variants = VARIANTS if flow.family == "tarflow" else ("strict",)
+    for variant in variants:
         for o in offsets:
             progress(f"{variant}, o = {o}")
             seq, alone, along = flow.to_prior(z), [], []
-            for layer in layers:
-                block = mask(layer.block, o, variant)
-                alone.append(deviation(decode(block, layer.z, SEQUENTIAL).x, layer.x))
-                seq = decode(block, seq, SEQUENTIAL).x
-                along.append(deviation(seq, layer.x))
-            found.append(
-                Masked(
-                    variant=variant,
-                    o=o,
-                    layers=tuple(alone),
-                    along=tuple(along),
-                    x=flow.from_sequence(seq),
-                )
-            )
-    return Redundancy(samples=len(z), exact=exact, masked=tuple(found))
+            for block, exact_z, exact_x in blocks:
+                masked_block = mask(block, o, variant)
+                alone.append(deviation(decode(masked_block, exact_z, SEQUENTIAL).x, exact_x))
+                seq = decode(masked_block, seq, SEQUENTIAL).x
+                along.append(deviation(seq, exact_x))
+            x = flow.from_sequence(seq)
+            masked.append(Masked(variant=variant, o=o, layers=tuple(alone), along=tuple(along), x=x))
+    return Redundancy(samples=len(z), exact=flow.from_sequence(blocks[-1][2]), masked=tuple(masked))
 
 
 def deviation(x: Tensor, standard: Tensor) -> Deviation:
-    """Cosine similarity and L2 distance of two layer outputs [N, T, D], sample by sample, then the mean."""
+    """Means over samples of the cosine similarity and L2 distance of two block outputs [N, T, D]."""
     a, b = x.flatten(1).double(), standard.flatten(1).double()
     keep = a.isfinite().all(1) & b.isfinite().all(1)
     a, b = a[keep], b[keep]

@@ -1,8 +1,7 @@
-"""What the buttons do. Nothing here knows of pages: values come in, records come out."""
+"""What the buttons of the Sample and Plans tabs do. Values come in, results come out; no page is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,75 +9,47 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.plan import Plan
-from jacobiflow.core.tune import Clock
+from jacobiflow.core.types import Decoded
 from jacobiflow.flows.compare import Row, compare
-from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.stored_plans import Setting, find
-from jacobiflow.flows.tuning import ROWS, auto_setting, clock_of, keep, tune
-from jacobiflow_lab.analysis.convergence import Approach, convergence
-from jacobiflow_lab.analysis.walk import Walk, finish, walk
+from jacobiflow.flows.tune import tune
+from jacobiflow_lab.analysis.convergence import Convergence, convergence
+from jacobiflow_lab.analysis.trajectory import Walk, finish, walk
 from jacobiflow_lab.app.models import (
-    LARGEST_GUIDANCE,
-    LARGEST_SEED,
-    LARGEST_TOL,
-    RUNS,
-    Refused,
-    Shelf,
-    chosen_init,
+    MAX_RUNS,
+    MAX_SEED,
+    SWEEP_PLANS,
+    ModelRegistry,
+    chosen_guidance,
     chosen_labels,
     chosen_plan,
-    in_turn,
-    most,
-    number,
+    cycled,
+    max_samples,
     whole,
 )
+from jacobiflow_lab.app.visitors import Monitor
 
-SWEPT = ("uniform", "selective")  # the plans that take a tolerance and a first guess
-FEW = 10  # samples whose way is shown
-
-Progress = Callable[[float, str], None]  # share done, and what is being done; may raise to end the work
-Check = Callable[[], None]  # called often, between measurements; may raise to end the work
-
-
-def silent(share: float, text: str) -> None:
-    """Progress for nobody."""
-
-
-def unchecked() -> None:
-    """A check for work that is always finished."""
-
-
-def checked_clock(flow: Flow, check: Check) -> Clock:
-    """The clock that tuning reads before and after each measurement, with a check of its own."""
-    seconds = clock_of(next(flow.parameters()).device)
-
-    def read() -> float:
-        check()
-        return seconds()
-
-    return read
+STEPPED_SAMPLES = 10  # samples that are shown while stepping through a block
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled:
-    """One press of Sample: everything that is shown, and what walking through a block needs."""
+class SampleResult:
+    """The same noise decoded sequentially and by a plan, and what stepping through a block needs."""
 
     model: str
+    seed: int
     labels: list[int]
     plan: Plan
     rows: tuple[Row, Row]  # sequential and the chosen plan
     exact: Tensor
-    x: Tensor
-    seconds: tuple[float, ...]  # of the chosen plan's blocks
-    convergence: tuple[Approach, ...]
-    length: int  # positions of a sequence
-    few: Tensor  # noise of the samples that walks are about
-    condition: dict[str, Any]  # theirs
+    decoded: Decoded  # by the chosen plan
+    convergence: Convergence
+    stepped: Tensor  # noise of the first few samples
+    condition: dict[str, Any]  # their labels and guidance
 
 
 def sample(
-    shelf: Shelf,
+    models: ModelRegistry,
     *,
     model: object,
     labels: object,
@@ -89,35 +60,21 @@ def sample(
     init: object,
     guidance: object,
     runs: object = 1,
-    progress: Progress = silent,
-    check: Check = unchecked,
-) -> Sampled:
-    """The same noise by sequential decoding and by a plan."""
-    flow = shelf[model]
-    n = whole(count, "Count", 1, most(flow))
-    start = whole(seed, "Seed", 0, LARGEST_SEED)
-    repeats = whole(runs, "Runs", 1, RUNS)
-    name, cycle = chosen_plan(plan), chosen_labels(labels, flow)
-    given: dict[str, Any] = {}
-    if name in SWEPT:
-        given = {"tol": number(tol, "Tolerance", 0.0, LARGEST_TOL), "init": chosen_init(init)}
-    guide = chosen_guidance(guidance, flow)
-    names = [name] if name == "sequential" else ["sequential", name]
-    steps, done = repeats * len(names) + 2, 0
+    monitor: Monitor = Monitor(),  # noqa: B008
+) -> SampleResult:
+    """Decode the same noise sequentially and by a plan."""
+    flow = models[model]
+    n, start = whole(count, "Count", 1, max_samples(flow)), whole(seed, "Seed", 0, MAX_SEED)
+    repeats = whole(runs, "Timed runs", 1, MAX_RUNS)
+    name, options = chosen_plan(plan, tol, init)
+    cycle, guide = chosen_labels(labels, flow), chosen_guidance(guidance, flow)
+    begin = monitor.steps(repeats * (1 if name == "sequential" else 2) + 2)
 
-    def told(text: str) -> None:
-        nonlocal done
-        progress(done / steps, text)
-        done += 1
+    def condition(n: int) -> dict[str, Any]:
+        return {"guidance": guide, **cycled(cycle, n)}
 
-    with shelf.work:
-        watched: dict[str, Any] = {}
-        if name == "auto":  # tunes now if there is no plan yet
-            watched = {
-                "clock": checked_clock(flow, check),
-                "progress": lambda text: progress(0.0, f"tuning: {text}"),
-            }
-        used = flow.plan(name, n=n, **given, **auto_condition(name, cycle, guide, n), **watched)
+    with models.lock:
+        used = flow.plan(name, n=n, guidance=guide, **options)
         z = flow.noise(n, start)
         rows, outs = compare(
             flow,
@@ -125,141 +82,85 @@ def sample(
             ["sequential", name],
             [n],
             repeats=repeats,
-            options=lambda p: {"guidance": guide} | (given if p in SWEPT else {}),
-            condition=lambda batch: labelled(cycle, batch),
-            progress=lambda text: told(f"decoding {text}"),
+            options=lambda p: options if p in SWEEP_PLANS else {},
+            condition=condition,
+            progress=lambda text: begin(f"decoding {text}"),
         )
-        few = z[:FEW]
-        condition = {"guidance": guide} | labelled(cycle, len(few))
-        told("convergence of each block")
-        approach = convergence(flow, few, **condition).blocks
-    out = outs[name]
-    return Sampled(
+        stepped = z[:STEPPED_SAMPLES]
+        begin("measuring the convergence of each block")
+        curves = convergence(flow, stepped, **condition(len(stepped)))
+    return SampleResult(
         model=str(model),
+        seed=start,
         labels=cycle,
         plan=used,
         rows=(rows[0], rows[-1]),
         exact=outs["sequential"].x,
-        x=out.x,
-        seconds=tuple(b.seconds for b in out.stats.blocks),
-        convergence=approach,
-        length=flow.to_prior(few).shape[1],
-        few=few,
-        condition=condition,
+        decoded=outs[name],
+        convergence=curves,
+        stepped=stepped,
+        condition=condition(len(stepped)),
     )
 
 
-def labelled(cycle: list[int], n: int) -> dict[str, Any]:
-    """The labels of n samples, for decoders."""
-    return {"labels": in_turn(cycle, n)} if cycle else {}
-
-
-def auto_condition(plan: str, cycle: list[int], guide: Guidance, n: int) -> dict[str, Any]:
-    """What plan "auto" is made for; other plans take none of it."""
-    return {"guidance": guide} | labelled(cycle, n) if plan == "auto" else {}
-
-
-def chosen_guidance(value: object, flow: Flow) -> Guidance:
-    """Guidance; models without labels have none, whatever the field says."""
-    if not flow.num_classes:
-        return Guidance()
-    return Guidance(weight=number(value, "Guidance", 0.0, LARGEST_GUIDANCE))
-
-
-# Walking
-
-
-def begin_walk(shelf: Shelf, sampled: Sampled | None, block: object) -> Walk:
-    """The way of a few of the samples through one block, counted from 1."""
-    if sampled is None:
-        raise Refused("press Sample first: there is nothing to walk through yet")
-    flow = shelf[sampled.model]
+def block_steps(models: ModelRegistry, result: SampleResult, block: object) -> Walk:
+    """How the first few samples go through one block, counted from 1."""
+    flow = models[result.model]
     k = whole(block, "Block", 1, len(flow.blocks)) - 1
-    with shelf.work:
-        return walk(flow, sampled.few, k, sampled.plan, **sampled.condition)
+    with models.lock:
+        return walk(flow, result.stepped, k, result.plan, **result.condition)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """One moment of both ways, as data."""
-
-    sweeps: int
-    positions: int
-    swept: Tensor
-    sequential: Tensor
-
-
-def frame(shelf: Shelf, sampled: Sampled, way: Walk, sweeps: object, positions: object) -> Frame:
-    """What the flow makes of the block after so many sweeps, and after so many single positions."""
-    flow = shelf[sampled.model]
-    s = whole(sweeps, "Sweeps", 0, len(way.swept) - 1)
-    p = whole(positions, "Positions", 0, way.length - 1)
-    both = torch.cat([way.after_sweeps(s), way.after_positions(p)])
-    condition = dict(sampled.condition)
+def samples_after(
+    models: ModelRegistry, result: SampleResult, steps: Walk, sweeps: object, positions: object
+) -> tuple[Tensor, Tensor]:
+    """Samples if the block stopped after so many sweeps, and after so many single positions."""
+    s = whole(sweeps, "Sweeps", 0, len(steps.swept) - 1)
+    p = whole(positions, "Positions", 0, steps.length - 1)
+    both = torch.cat([steps.after_sweeps(s), steps.after_positions(p)])
+    condition = dict(result.condition)
     if "labels" in condition:
         condition["labels"] = condition["labels"].repeat(2)
-    with shelf.work:
-        swept, sequential = finish(flow, both, way.block, **condition).chunk(2)
-    return Frame(sweeps=s, positions=p, swept=swept, sequential=sequential)
-
-
-# Plans of this machine
+    with models.lock:
+        swept, sequential = finish(models[result.model], both, steps.block, **condition).chunk(2)
+    return swept, sequential
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """What is known here about a batch size: the setting, and the plan if one was made."""
+class PlanResult:
+    """The plan that "auto" uses, or the one that was tuned just now: its `about` says what was measured."""
 
     model: str
-    setting: Setting
-    plan: Plan | None
+    batch: int
+    guidance: Guidance
+    plan: Plan
 
 
-def stored_plan(shelf: Shelf, *, model: object, batch: object, labelled: object, guidance: object) -> Tuned:
-    """The plan that "auto" would use on this machine, if it has been made."""
-    flow = shelf[model]
-    setting = _setting(flow, batch, labelled, guidance)
-    with shelf.work:
-        plan = find(setting, len(flow.blocks))
-    return Tuned(model=str(model), setting=setting, plan=plan)
-
-
-def make_plan(
-    shelf: Shelf,
+def machine_plan(
+    models: ModelRegistry,
     *,
     model: object,
     batch: object,
     labelled: object,
     guidance: object,
-    progress: Progress = silent,
-    check: Check = unchecked,
-) -> Tuned:
-    """Measure again, and keep what was found for plan "auto"."""
-    flow = shelf[model]
-    setting = _setting(flow, batch, labelled, guidance)
-    steps, done = len(flow.blocks) + 5, 0  # each block, and what comes before and after them
-
-    def told(text: str) -> None:
-        nonlocal done
-        progress(done / steps, f"measuring {text}")
-        done += 1
-
-    with shelf.work:
-        plan = tune(
-            flow,
-            setting.batch,
-            setting.max_deviation,
-            labels=torch.arange(flow.num_classes) if setting.labels else None,
-            guidance=setting.guidance,
-            rows=ROWS,
-            clock=checked_clock(flow, check),
-            progress=told,
-        )
-        keep(plan, setting)
-    return Tuned(model=str(model), setting=setting, plan=plan)
-
-
-def _setting(flow: Flow, batch: object, labelled: object, guidance: object) -> Setting:
-    n = whole(batch, "Batch", 1, most(flow))
-    with_labels = bool(labelled) and flow.num_classes > 0
-    return auto_setting(flow, n, with_labels, chosen_guidance(guidance, flow))
+    measure: bool,
+    monitor: Monitor = Monitor(),  # noqa: B008
+) -> PlanResult:
+    """The plan that "auto" uses on this machine. With `measure`, plans are timed and the fastest is shown."""
+    flow = models[model]
+    n, with_labels = whole(batch, "Batch size", 1, max_samples(flow)), bool(labelled and flow.num_classes)
+    guide = chosen_guidance(guidance, flow)
+    begin = monitor.steps(2 * len(flow.blocks) + 10)
+    with models.lock:
+        if not measure:
+            plan = flow.plan("auto", n=n, guidance=guide)
+        else:
+            plan = tune(
+                flow,
+                n,
+                labels=torch.arange(flow.num_classes) if with_labels else None,
+                guidance=guide,
+                clock=monitor.clock(flow),
+                progress=lambda text: begin(f"measuring {text}"),
+            )
+    return PlanResult(model=str(model), batch=n, guidance=guide, plan=plan)

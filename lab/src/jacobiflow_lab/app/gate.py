@@ -1,7 +1,7 @@
 """The gate in front of the page: which requests reach gradio, and how large they may be.
 
 Gradio has many routes that the page does not use. Some fetch addresses from the internet, run functions
-without the queue or write files. The gate lets only the page's own routes through.
+without the queue, or write and send files. The gate lets only the page's own routes through.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from jacobiflow_lab.app.invert import LARGEST_FILE
+from jacobiflow_lab.app.invert import MAX_FILE_BYTES
 from jacobiflow_lab.app.visitors import Visitors
 
 Scope = MutableMapping[str, Any]
@@ -26,11 +26,11 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-SMALLEST_FILE = 2**16  # bytes that a file counts for, so that there are not too many
-LARGEST_FORM = LARGEST_FILE + 2**16  # bytes of a file with the lines around it
-LARGEST_JSON = 2 * 2**20  # bytes; a drawing has at most half of it
-LARGEST_HELD = 8 * LARGEST_FORM  # bytes of all requests that are read at the same time
-LARGEST_STORE = 100 * LARGEST_FORM  # bytes of all uploads that are kept
+MIN_FILE_BYTES = 2**16  # a smaller file counts as this many, which bounds their number
+MAX_FORM_BYTES = MAX_FILE_BYTES + 2**16  # a file and its multipart headers
+MAX_JSON_BYTES = 2 * 2**20  # a drawing takes at most half of it
+MAX_HELD_BYTES = 8 * MAX_FORM_BYTES  # of all requests that are being read
+MAX_STORED_BYTES = 100 * MAX_FORM_BYTES  # of all uploads
 READ_SECONDS = 60  # for the body of a request
 DRAIN_SECONDS = 5  # for the rest of a body that is rejected
 KEEP_SECONDS = 3600  # after which uploads and samples are deleted
@@ -40,12 +40,12 @@ HEARTBEAT, DATA, JOIN, UPLOAD = (f"{API}/{x}" for x in ("heartbeat/", "queue/dat
 PAGES = {"/", "/config", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json"}
 READS = PAGES | {DATA, f"{API}/upload_progress"}
 FOLDERS = ("/assets/", "/static/", HEARTBEAT)
-WRITES = {JOIN: LARGEST_JSON, UPLOAD: LARGEST_FORM}
+WRITES = {JOIN: MAX_JSON_BYTES, UPLOAD: MAX_FORM_BYTES}
 SESSION = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
 class Rejected(Exception):
-    """A request that does not reach the page; the message is the answer."""
+    """A request that does not reach the page. The message is the response."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -53,7 +53,7 @@ class Rejected(Exception):
 
 
 def host_name(text: str) -> str:
-    """The name in a Host header, without its port; "" if there is none.
+    """The name in a Host header without its port, or "".
 
     >>> host_name("LocalHost.:7860"), host_name("[::1]:7860"), host_name("a b")
     ('localhost', '::1', '')
@@ -70,7 +70,7 @@ def is_upload(path: object, folder: Path) -> bool:
     try:
         real = Path(str(path)).resolve()
         return real.is_relative_to(folder.resolve()) and (real.is_file() or not real.exists())
-    except (OSError, ValueError, RuntimeError):  # names that no file can have, links in a circle
+    except (OSError, ValueError, RuntimeError):  # invalid names, circular links
         return False
 
 
@@ -90,7 +90,7 @@ class Incoming:
         return bytes(message.get("body", b""))
 
     async def drain(self) -> None:
-        """Let the rest pass: a client that still sends when the connection is closed loses the answer."""
+        """Read the rest: a client that is still sending when the connection closes loses the response."""
         with suppress(TimeoutError, Rejected):
             async with asyncio.timeout(DRAIN_SECONDS):
                 while not self.ended:
@@ -98,14 +98,14 @@ class Incoming:
 
 
 class Gate:
-    """Wraps the page. names: hosts that it answers to. uploads: the folder that uploads are kept in."""
+    """Wraps the page. names: hosts that it answers to. uploads: the folder of uploads."""
 
     def __init__(self, app: App, *, names: Collection[str], uploads: Path, visitors: Visitors) -> None:
         self.app = app
         self.names = {*LOOPBACK, *(name.lower() for name in names)}
         self.uploads = uploads
         self.visitors = visitors
-        self._held = 0  # bytes of the requests that are read now
+        self._held = 0  # bytes of the requests that are being read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -126,7 +126,7 @@ class Gate:
             self._held -= len(body)
 
     async def _check(self, scope: Scope, incoming: Incoming, body: bytearray) -> str | None:
-        """Reject a request or read its body; returns the session that listens for messages, if one does."""
+        """Reject a request or read its body. Returns the session that listens for messages, if any."""
         self._check_host(scope)
         path, method = scope["path"], scope["method"]
         if method in ("GET", "HEAD") and (path in READS or path.startswith(FOLDERS)):
@@ -142,17 +142,17 @@ class Gate:
         return None
 
     def _check_json(self, body: bytearray) -> None:
-        """Reject documents that name files other than uploads; gradio reads the document that was checked."""
+        """Reject documents that name files other than uploads. Gradio reads exactly the checked document."""
         document = _parse(body)
         if not all(is_upload(path, self.uploads) for path in _paths(document)):
-            raise Rejected(403, "this file was not uploaded here: upload a picture first")
+            raise Rejected(403, "this file was not uploaded here: upload an image first")
         self._admit(document.get("session_hash"))
         checked = json.dumps(document).encode()
         self._held += len(checked) - len(body)
         body[:] = checked
 
     def _check_host(self, scope: Scope) -> None:
-        """Reject names that other sites can give this machine, and requests that pages of such sites send."""
+        """Reject foreign names of this machine (DNS rebinding) and requests from pages of other sites."""
         here = str((scope.get("server") or [""])[0]).removeprefix("::ffff:")  # the address connected to
         headers = [(key.lower(), value.decode("latin-1")) for key, value in scope["headers"]]
         hosts = [value for key, value in headers if key == b"host"]
@@ -176,7 +176,7 @@ class Gate:
         return session
 
     async def _read(self, scope: Scope, incoming: Incoming, body: bytearray, limit: int) -> None:
-        """The whole body, within its limit, whatever its length is said to be."""
+        """Read the whole body within its limit, whatever length the header declares."""
         too_large = Rejected(413, f"the request is too large: {limit // 2**20} MB is the most")
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or int(declared) > limit:
@@ -187,24 +187,24 @@ class Gate:
                     chunk = await incoming.chunk()
                     if len(body) + len(chunk) > limit:
                         raise too_large
-                    if self._held + len(chunk) > LARGEST_HELD:
-                        raise Rejected(503, "too many requests are read at the moment: try again later")
+                    if self._held + len(chunk) > MAX_HELD_BYTES:
+                        raise Rejected(503, "too many requests at the moment: try again later")
                     self._held += len(chunk)
                     body += chunk
         except TimeoutError:
             raise Rejected(408, f"the request took more than {READ_SECONDS} seconds: send it again") from None
 
     def _make_room(self, size: int) -> None:
-        """Delete old uploads, also those that gradio lost; reject one that does not fit beside the rest."""
+        """Delete old uploads, including those that gradio lost. Reject an upload that does not fit."""
         oldest = time.time() - KEEP_SECONDS
         for path in self.uploads.rglob("*"):
-            with suppress(OSError):  # folders that are not empty, and what somebody else has deleted
+            with suppress(OSError):  # folders that are not empty, files that are already gone
                 found = path.lstat()
                 if found.st_mtime < oldest:
                     path.rmdir() if path.is_dir() else path.unlink()
                 elif not path.is_dir():
-                    size += max(found.st_size, SMALLEST_FILE)
-        if size > LARGEST_STORE:
+                    size += max(found.st_size, MIN_FILE_BYTES)
+        if size > MAX_STORED_BYTES:
             raise Rejected(503, "there is no room for more uploads: try again later")
 
 
@@ -216,12 +216,12 @@ def _listener(scope: Scope) -> object:
 
 
 def _check_form(scope: Scope, body: bytearray) -> None:
-    """Reject a form that is not one whole file: gradio would leave pieces of it in its folder."""
+    """Reject a form that is not one complete file: gradio would leave pieces of it in its folder."""
     kind = dict(scope["headers"]).get(b"content-type", b"")
     found = re.match(rb'multipart/form-data; *boundary="?([\w\'()+,./:=?-]{1,70})"?$', kind)
     line = b"--" + found[1] if found else b""
     if not found or body.count(line) != 2 or not body.rstrip().endswith(line + b"--"):
-        raise Rejected(400, "an upload is a form with one file: upload one picture")
+        raise Rejected(400, "an upload is a form with one file: upload one image")
 
 
 def _parse(body: bytearray) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def _parse(body: bytearray) -> dict[str, Any]:
 
 
 def _paths(document: Any) -> list[Any]:
-    """Everything in a document that gradio could take for the path of a file."""
+    """All values in a document that gradio could read as the path of a file."""
     found, open_ = [], [document]
     while open_:
         value = open_.pop()
@@ -248,7 +248,7 @@ def _paths(document: Any) -> list[Any]:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Gives the body that was read, then what follows it."""
+    """Replays the body that was read, then what follows it."""
     waiting = [body]
 
     async def again() -> Message:
@@ -260,7 +260,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 async def _answer(send: Send, incoming: Incoming, error: Rejected) -> None:
-    """One line; then the connection is closed."""
+    """Send one line and close the connection."""
     body = f"{error}\n".encode()
     headers = [
         (b"content-type", b"text/plain; charset=utf-8"),

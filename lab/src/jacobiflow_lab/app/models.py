@@ -1,95 +1,106 @@
-"""The models that the page offers, and what it lets people ask of them."""
+"""The models that the page offers, and checks of the values that visitors send."""
 
 from __future__ import annotations
 
 import math
 import threading
-from typing import get_args
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from jacobiflow.core.types import INITS, Init, JacobiflowError
+from jacobiflow.core.types import INITS, JacobiflowError
 from jacobiflow.data.pictures import as_images
 from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.checkpoint import bundled_names, load
-from jacobiflow.flows.flow import PLANS, Flow
+from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.plans import PLANS
 from jacobiflow.training.recipe import Recipe, recipe_names
+from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
 
-MOST = 64  # samples at once
-NUMBERS = 2**20  # that samples may have in all: fewer samples of large pictures
-RUNS = 5  # of each plan
-LARGEST_SEED = 2**32 - 1
-LARGEST_TOL = 10.0
-LARGEST_GUIDANCE = 10.0
-
-
-class Refused(JacobiflowError, ValueError):
-    """Something that was asked for on the page and cannot be done; the message is for the asker."""
+MAX_SAMPLES = 64  # per request
+MAX_NUMBERS = 2**20  # in all samples of a request: fewer samples of large images
+MAX_RUNS = 5
+MAX_SEED = 2**32 - 1
+MAX_TOL = 10
+MAX_GUIDANCE = 10
+SWEEP_PLANS = ("uniform", "selective")  # the plans that take a tolerance and a first guess
 
 
-class Shelf:
-    """Models by name, the first one first; they are shared by all visitors and never written to."""
+class UserError(JacobiflowError, ValueError):
+    """A request that cannot be done. The message tells the user what to do."""
+
+
+class ModelRegistry:
+    """Models by name, `first` first. All visitors share them, and nothing writes to them."""
 
     def __init__(self, first: str, device: torch.device | str = "cpu") -> None:
-        self.left_out: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}  # names and reasons
         self._flows: dict[str, Flow] = {}
-        self.work = threading.Lock()  # one thing is computed at a time: two would time each other
+        self.lock = threading.Lock()  # one computation at a time, so that timings are not disturbed
         for name in dict.fromkeys([first, *bundled_names()]):
             flow = load(name, device=device)
-            reason = unfit(flow)
+            reason = unsupported(flow)
             if reason is None:
                 self._flows[name] = flow
             elif name == first:
-                raise Refused(f"--model {name}: {reason}")
+                raise UserError(f"--model {name}: {reason}")
             else:
                 self.left_out[name] = reason
 
     @property
     def names(self) -> list[str]:
-        """All that can be sampled."""
+        """Models that can be sampled."""
         return list(self._flows)
 
     @property
     def invertible(self) -> list[str]:
-        """Those that know pictures: a lattice field is nothing that one draws."""
-        return [name for name, flow in self._flows.items() if flow.target is None]
+        """Models of images. Nobody draws a lattice field."""
+        return [name for name, flow in self._flows.items() if not isinstance(flow, LatticeFlow)]
 
     def __getitem__(self, name: object) -> Flow:
         if not isinstance(name, str) or name not in self._flows:
-            raise Refused(f"there is no model {str(name)[:60]!r} here: choose {' or '.join(self._flows)}")
+            raise UserError(f"there is no model {str(name)[:60]!r} here: choose {' or '.join(self._flows)}")
         return self._flows[name]
 
 
-def unfit(flow: Flow) -> str | None:
-    """Why the page cannot show this flow; None if it can."""
+def unsupported(flow: Flow) -> str | None:
+    """The reason why the page cannot show this flow, or None."""
     if flow.context_features:
         return "it needs context, which the page cannot give: use flow.sample in Python"
     if as_images(torch.empty(1, *flow.data_shape)) is None:
-        return "its samples are not pictures: use jacobiflow sample"
+        return "its samples are not images: use jacobiflow sample"
     return None
 
 
-def most(flow: Flow) -> int:
-    """How many samples may be drawn at once.
+def max_samples(flow: Flow) -> int:
+    """The largest number of samples per request.
 
     >>> from jacobiflow import MAF, MAFConfig
-    >>> most(MAF(MAFConfig(features=16, blocks=1, hidden=(4,))))
+    >>> max_samples(MAF(MAFConfig(features=16, blocks=1, hidden=(4,))))
     64
     """
-    return min(MOST, max(1, NUMBERS // math.prod(flow.data_shape)))
+    return min(MAX_SAMPLES, max(1, MAX_NUMBERS // math.prod(flow.data_shape)))
 
 
 def training_noise(flow: Flow) -> Noise:
-    """What training added to the pictures: as the recipe of this very model says, else Gaussian or none."""
+    """The noise that training adds to images: that of the model's recipe, else Gaussian or none."""
     for name in recipe_names():
         recipe = Recipe.load(name)
-        if recipe.model == flow.config and recipe.target is None:
+        if recipe.model == flow.config:
             return recipe.training.noise
     return "gaussian" if getattr(flow.config, "noise_std", 0.0) else "none"
 
 
-# What comes from a page may be anything: fields can be empty, and not only pages send requests.
+# Checks of values. A field can be empty, and not only the page sends requests.
+
+
+def number(value: object, name: str, low: int, high: int, kind: str = "number") -> float:
+    """A number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise UserError(f"{name}: give a {kind} from {low} to {high}")
+    return float(value)
 
 
 def whole(value: object, name: str, low: int, high: int) -> int:
@@ -97,57 +108,52 @@ def whole(value: object, name: str, low: int, high: int) -> int:
 
     >>> whole(None, "Seed", 0, 9)
     Traceback (most recent call last):
-    jacobiflow_lab.app.models.Refused: Seed: give a whole number from 0 to 9
+    jacobiflow_lab.app.models.UserError: Seed: give a whole number from 0 to 9
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise Refused(f"{name}: give a whole number from {low} to {high}")
-    if value != int(value):
-        raise Refused(f"{name}: give a whole number from {low} to {high}, not {value:g}")
-    return int(value)
+    checked = number(value, name, low, high, "whole number")
+    if not checked.is_integer():
+        raise UserError(f"{name}: give a whole number from {low} to {high}, not {checked:g}")
+    return int(checked)
 
 
-def number(value: object, name: str, low: float, high: float) -> float:
-    """A number within bounds."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise Refused(f"{name}: give a number from {low:g} to {high:g}")
-    return float(value)
-
-
-def chosen_plan(value: object) -> str:
-    """One of the named plans; files of this machine are nobody's business."""
-    if value not in PLANS:
-        raise Refused(f"Plan: choose {', '.join(PLANS)}")
+def choice(value: object, name: str, options: Sequence[str]) -> str:
+    """One of the options."""
+    if value not in options:
+        raise UserError(f"{name}: choose {', '.join(options)}")
     return str(value)
 
 
-def chosen_init(value: object) -> Init:
-    """One of the first guesses."""
-    for init in INITS:
-        if value == init:
-            return init
-    raise Refused(f"First guess: choose {', '.join(get_args(Init))}")
+def chosen_plan(plan: object, tol: object, init: object) -> tuple[str, dict[str, Any]]:
+    """A plan's name and its options. Visitors cannot name plan files."""
+    name = choice(plan, "Plan", PLANS)
+    if name not in SWEEP_PLANS:
+        return name, {}
+    return name, {"tol": number(tol, "Tolerance", 0, MAX_TOL), "init": choice(init, "First guess", INITS)}
+
+
+def chosen_guidance(value: object, flow: Flow) -> Guidance:
+    """Guidance. Models without labels have none, whatever the field says."""
+    if not flow.num_classes:
+        return Guidance()
+    return Guidance(weight=number(value, "Guidance", 0, MAX_GUIDANCE))
 
 
 def chosen_labels(values: object, flow: Flow) -> list[int]:
-    """Labels that the flow knows; none of them is no label."""
-    found = values if isinstance(values, list | tuple) else [] if values in (None, "") else [values]
-    if not flow.num_classes or not found:
+    """Labels that the flow knows. An empty list means no label."""
+    given = values if isinstance(values, list | tuple) else [] if values in (None, "") else [values]
+    count = flow.num_classes
+    names = [str(i) for i in range(count)]
+    if not names:
         return []
-    if len(found) > flow.num_classes:
-        raise Refused(f"Labels: choose at most {flow.num_classes}")
-    labels = []
-    for value in found:
-        text = str(value)
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < flow.num_classes):
-            raise Refused(f"Labels: choose from 0 to {flow.num_classes - 1}, not {text[:20]!r}")
-        labels.append(int(text))
-    return labels
+    if len(given) > count or any(str(value) not in names for value in given):
+        raise UserError(f"Labels: choose at most {count} from 0 to {count - 1}")
+    return [int(str(value)) for value in given]
 
 
-def in_turn(labels: list[int], n: int) -> Tensor | None:
-    """Labels of n samples; None is no label.
+def cycled(labels: list[int], n: int) -> dict[str, Any]:
+    """The decoder's `labels` argument for n samples: the labels in turn, or nothing if there are none.
 
-    >>> in_turn([3, 5], 3).tolist()
+    >>> cycled([3, 5], 3)["labels"].tolist()
     [3, 5, 3]
     """
-    return torch.tensor(labels)[torch.arange(n) % len(labels)] if labels else None
+    return {"labels": torch.tensor(labels)[torch.arange(n) % len(labels)]} if labels else {}

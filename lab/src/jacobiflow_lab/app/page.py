@@ -3,358 +3,270 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from html import escape
+from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from jacobiflow.core.hardware import out_of_memory
-from jacobiflow.core.types import INITS, JacobiflowError
-from jacobiflow.flows.flow import PLANS
-from jacobiflow_lab.analysis.walk import Walk
-from jacobiflow_lab.app import actions, pad, render
-from jacobiflow_lab.app.actions import SWEPT, Sampled
+from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.plans import PLANS
+from jacobiflow_lab.analysis.trajectory import Walk
+from jacobiflow_lab.app import actions, views
+from jacobiflow_lab.app.actions import SampleResult
+from jacobiflow_lab.app.components import LOOK, Fields, attempt, picture, run_on, shown, status_line, table
 from jacobiflow_lab.app.gate import KEEP_SECONDS, is_upload
 from jacobiflow_lab.app.invert import invert
-from jacobiflow_lab.app.models import LARGEST_GUIDANCE, RUNS, Refused, Shelf, most
-from jacobiflow_lab.app.visitors import VISITORS, WAITING, Visitors
+from jacobiflow_lab.app.models import SWEEP_PLANS, ModelRegistry, UserError, max_samples
+from jacobiflow_lab.app.visitors import MAX_VISITORS, MAX_WAITING, Monitor, Visitors
 
-# Those who ask for work wait in line; a look at what is there waits for nobody's turn.
-WORK: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "work", "api_visibility": "private"}
-LOOK: dict[str, Any] = {
-    "concurrency_limit": 4,
-    "concurrency_id": "look",
-    "api_visibility": "private",
-    "show_progress": "hidden",
-}
+HEAD = "## jacobiflow\nSample normalizing flows by parallel sweeps instead of one position at a time."
+SAMPLE = "**Sample** decodes the same noise twice: one position at a time, and by the plan."
+STEP = """### Step through a block
+The pictures show the samples if the block stopped here. A sweep changes all positions at once; sequential
+decoding adds one position per step. The second slider follows the first. Move it to see the other steps."""
+INVERT = """**Invert** encodes a digit into noise and decodes the noise again. The models know light ink on a
+dark ground, so an upload with a light border is inverted."""
+TUNE = """**Tune** measures which plan is fastest on this machine for a batch size, and stores it. This
+may take a minute. Plans are made for 1, 2, 4, ... samples; plan auto uses the nearest one."""
 
-RESTING = render.note("All is computed on this machine, one thing after the other.")
-SAMPLE = "Press Sample: the same noise is decoded one position at a time, and by the plan."
-WALK = (
-    "What the flow would make of a block that is not solved yet. With sweeps the picture appears all at "
-    "once, one position at a time it appears piece by piece. The second slider follows the "
-    "first, step for step; pull it on to see how long that way is."
-)
-INVERT = (
-    "A digit is encoded into noise, and the noise is decoded again. These models write light on dark; an "
-    "upload with a light border is turned over."
-)
-TUNE = (
-    "Which way of decoding is fastest depends on the machine and on how many samples are drawn at once. "
-    "Tuning measures it, which may take a minute, and keeps what it found for plan auto."
-)
+State = tuple[SampleResult, Walk]
+Resets = list[tuple[Any, Callable[[Flow], Any]]]  # components, and their updates when the model changes
 
 
-def attempt(work: Callable[[], list[Any]], outputs: int) -> list[Any]:
-    """What goes into a line for messages and so many outputs; what a visitor can mend is a message."""
-    try:
-        return [RESTING, *work()]
-    except (JacobiflowError, ValueError, TypeError, OSError) as error:
-        text = " ".join(str(error).split())
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        text = "this machine has not enough memory: ask for less"
-    gr.Warning(escape(text), duration=6, title="That cannot be done")
-    return [render.complaint(text), *[gr.skip()] * outputs]
-
-
-def build(shelf: Shelf, visitors: Visitors, uploads: Path) -> gr.Blocks:
+def build(models: ModelRegistry, visitors: Visitors, uploads: Path) -> gr.Blocks:
     """The whole page. uploads: the folder that gradio keeps uploads in."""
     page = gr.Blocks(title="jacobiflow", analytics_enabled=False, delete_cache=(KEEP_SECONDS, KEEP_SECONDS))
     with page:
-        gr.HTML(
-            "<h1>jacobiflow</h1><p>Normalizing flows, sampled by parallel sweeps instead of one position "
-            "at a time.</p>",
-            elem_classes="jf-head",
-        )
-        with gr.Tab("Sample"):
-            _sample_tab(shelf, visitors)
-        with gr.Tab("Invert"):
-            _invert_tab(shelf, visitors, uploads)
-        with gr.Tab("Plans"):
-            _plan_tab(shelf, visitors)
-        for name, reason in shelf.left_out.items():
-            gr.HTML(render.note(f"{name} is left out: {reason}"))
-    page.state_session_capacity = VISITORS
-    page.queue(max_size=WAITING, api_open=False)
+        gr.Markdown(HEAD)
+        with gr.Row():
+            with gr.Column(scale=1, min_width=280):
+                settings, resets = _settings(models)
+                for name, reason in models.left_out.items():
+                    gr.Textbox(f"{name}: {reason}", label="Not offered", interactive=False)
+            with gr.Column(scale=4, min_width=320):
+                with gr.Tab("Sample"):
+                    resets += _sample_tab(models, visitors, settings)
+                with gr.Tab("Invert"):
+                    resets += _invert_tab(models, visitors, settings, uploads)
+                with gr.Tab("Plans"):
+                    resets += _plan_tab(models, visitors, settings)
+
+        def reset(name: str) -> list[Any]:
+            return [update(models[name]) for _, update in resets]
+
+        settings["model"].input(reset, settings["model"], [component for component, _ in resets], **LOOK)
+    page.state_session_capacity = MAX_VISITORS
+    page.queue(max_size=MAX_WAITING, api_open=False)
     page.has_launched = True  # gradio checks the paths of files only then; mounting does not set it
     return page
 
 
-def _labels(shelf: Shelf, name: str) -> list[str]:
-    return [str(i) for i in range(shelf[name].num_classes)]
-
-
-def _how(shelf: Shelf, name: str, prefix: str = "") -> tuple[gr.Dropdown, gr.Number, gr.Dropdown]:
-    """Fields for the plan, its tolerance and its first guess; the last two are for plans that sweep."""
-    flow = shelf[name]
-    plan = gr.Dropdown(list(PLANS), value="selective", label="Plan", elem_id=f"{prefix}plan")
-    with gr.Row():
-        tol = gr.Number(
-            flow.default_tol, label="Tolerance (tau)", step=0.01, min_width=100, elem_id=f"{prefix}tol"
-        )
-        init = gr.Dropdown(
-            list(INITS), value=flow.default_init, label="First guess", min_width=100, elem_id=f"{prefix}init"
+def _settings(models: ModelRegistry) -> tuple[Fields, Resets]:
+    """The fields that all tabs share."""
+    flow = models[models.names[0]]
+    with gr.Group():
+        model = gr.Dropdown(models.names, label="Model", elem_id="model")
+        plan = gr.Dropdown(list(PLANS), value="selective", label="Plan", elem_id="plan")
+        tol = gr.Number(flow.default_tol, label="Tolerance", step=0.01, elem_id="tol")
+        init = gr.Dropdown(list(flow.inits), value=flow.inits[0], label="First guess", elem_id="init")
+        guidance = gr.Number(
+            **_has_labels(flow) | {"value": 0}, label="Guidance", step=0.1, elem_id="guidance"
         )
 
-    def fields(plan: str) -> list[Any]:
-        return [gr.update(visible=plan in SWEPT)] * 2
+    def show(plan: str) -> list[Any]:
+        return [gr.update(visible=plan in SWEEP_PLANS)] * 2
 
-    plan.input(fields, plan, [tol, init], **LOOK)
-    return plan, tol, init
-
-
-def _status(name: str) -> gr.HTML:
-    """The lines above a button: progress, or why something cannot be done."""
-    return gr.HTML(RESTING, elem_id=name, elem_classes="jf-status", min_height=72)
-
-
-def _watched(visitors: Visitors, request: gr.Request, progress: gr.Progress) -> dict[str, Any]:
-    """Progress for a visitor, and a check that ends the work when the visitor has left."""
-
-    def check() -> None:
-        visitors.check(request.session_hash)
-
-    def tell(share: float, text: str) -> None:
-        check()
-        progress(share, desc=text)
-
-    return {"progress": tell, "check": check}
+    plan.input(show, plan, [tol, init], **LOOK)
+    resets: Resets = [
+        (tol, lambda flow: flow.default_tol),
+        (init, lambda flow: gr.update(choices=list(flow.inits), value=flow.inits[0])),
+        (guidance, lambda flow: gr.update(**_has_labels(flow) | {"value": 0})),
+    ]
+    return {"model": model, "plan": plan, "tol": tol, "init": init, "guidance": guidance}, resets
 
 
-# Sample
+def _labels(flow: Flow) -> dict[str, Any]:
+    """A field for several labels."""
+    names = [str(i) for i in range(flow.num_classes)]
+    return {"choices": names, "value": names[:10], "visible": bool(names)}
 
 
-def _sample_tab(shelf: Shelf, visitors: Visitors) -> None:
-    first = shelf.names[0]
-    flow, labels = shelf[first], _labels(shelf, first)
+def _label(flow: Flow) -> dict[str, Any]:
+    """A field for one label or none."""
+    names = _labels(flow)["choices"]
+    return {"choices": [("none", ""), *zip(names, names, strict=True)], "value": "", "visible": bool(names)}
+
+
+def _has_labels(flow: Flow) -> dict[str, Any]:
+    """A field that only conditional models have."""
+    return {"value": flow.num_classes > 0, "visible": flow.num_classes > 0}
+
+
+def _hide(flow: Flow) -> Any:
+    """Results of one model are not shown beside the settings of another."""
+    return gr.update(visible=False)
+
+
+def _sample_tab(models: ModelRegistry, visitors: Visitors, settings: Fields) -> Resets:
+    flow = models[models.names[0]]
+    gr.Markdown(SAMPLE)
     with gr.Row():
-        with gr.Column(scale=1, min_width=280):
-            model = gr.Dropdown(shelf.names, value=first, label="Model", elem_id="model")
-            label = gr.Dropdown(
-                labels,
-                value=labels[:10],
-                multiselect=True,
-                label="Labels, in turn",
-                visible=bool(labels),
-                elem_id="labels",
-            )
-            with gr.Row():
-                count = gr.Number(min(10, most(flow)), label="Count", min_width=100, elem_id="count")
-                seed = gr.Number(0, label="Seed", min_width=100, elem_id="seed")
-            plan, tol, init = _how(shelf, first)
-            guidance = gr.Slider(
-                0,
-                LARGEST_GUIDANCE,
-                value=0,
-                step=0.1,
-                label="Guidance",
-                visible=bool(labels),
-                elem_id="guidance",
-            )
-            runs = gr.Slider(1, RUNS, value=1, step=1, label="Runs (median time)", elem_id="runs")
-            status = _status("status")
-            go = gr.Button("Sample", variant="primary", elem_id="go")
-        with gr.Column(scale=3, min_width=320):
-            figures = gr.HTML(render.note(SAMPLE), elem_id="figures")
-            grids = gr.HTML(elem_id="grids")
-            with gr.Column(visible=False) as more:
-                gr.HTML("<h3>Walk through a block</h3>" + render.note(WALK))
-                with gr.Row():
-                    block = gr.Dropdown([], label="Block", min_width=140, elem_id="block")
-                    sweep = gr.Slider(0, 1, value=0, step=1, label="Sweeps", min_width=240, elem_id="sweep")
-                    position = gr.Slider(
-                        0, 1, value=0, step=1, label="Single positions", min_width=240, elem_id="position"
-                    )
-                stumble = gr.HTML("", elem_id="stumble", elem_classes="jf-message")
-                walked = gr.HTML(elem_id="walk", min_height=200)
-            sweeps, curves = gr.HTML(elem_id="sweeps"), gr.HTML(elem_id="curves")
-    state, way = gr.State(time_to_live=KEEP_SECONDS), gr.State(time_to_live=KEEP_SECONDS)
+        labels = gr.Dropdown(
+            **_labels(flow), multiselect=True, label="Labels", elem_id="labels", scale=3, min_width=240
+        )
+        count = gr.Number(min(10, max_samples(flow)), label="Count", min_width=80, elem_id="count")
+        seed = gr.Number(0, label="Seed", min_width=80, elem_id="seed")
+        runs = gr.Number(1, label="Timed runs", min_width=80, elem_id="runs")
+    go = gr.Button("Sample", variant="primary", elem_id="go")
+    status = status_line("status")
+    with gr.Column(visible=False) as results:
+        title = gr.Markdown(elem_id="title")
+        headers = ("plan", "time", "speed-up", "largest deviation", "mean deviation", "status")
+        summary = table("summary", *headers)
+        with gr.Row():
+            pictures = [picture(name) for name in ("sequential", "planned", "difference")]
+        stepping = _step_panel(models, visitors, status)
+        gr.Markdown("### Sweeps per block")
+        blocks = table("blocks", "block", "method", "sweeps", "time")
+        curves = picture("convergence")
 
-    def fit(name: str) -> list[Any]:
-        flow, labels = shelf[name], _labels(shelf, name)
+    def draw(monitor: Monitor, **values: Any) -> list[Any]:
+        result = actions.sample(models, **values, monitor=monitor)
+        numbers = range(1, len(result.plan) + 1)
         return [
-            gr.update(choices=labels, value=labels[:10], visible=bool(labels)),
-            gr.update(value=flow.default_tol),
-            gr.update(value=flow.default_init),
-            gr.update(visible=bool(labels), value=0),
+            gr.update(visible=True),
+            views.sample_title(result),
+            views.sample_table(result),
+            *map(shown, views.sample_pictures(models[result.model], result)),
+            views.block_table(result),
+            shown(views.convergence_picture(result)),
+            gr.update(choices=[(views.block_name(i, len(numbers)), i) for i in numbers], value=1),
+            *_first_step(models, result, 1),
         ]
 
-    def draw(request: gr.Request, progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
-        names = ("model", "labels", "count", "seed", "plan", "tol", "init", "guidance", "runs")
+    fields = {**settings, "labels": labels, "count": count, "seed": seed, "runs": runs}
+    outputs = [results, title, summary, *pictures, blocks, curves, *stepping]
+    run_on(go.click, draw, fields, status, outputs, visitors)
 
-        def work() -> list[Any]:
-            given = dict(zip(names, values, strict=True))
-            found = actions.sample(shelf, **given, **_watched(visitors, request, progress))
-            progress(0.9, desc="walking through the first block")
-            choices = [(_block_name(i, len(found.plan)), i) for i in range(1, len(found.plan) + 1)]
-            return [
-                found,
-                *(render.figures(found), render.grids(shelf, found)),
-                *(render.sweeps(found), render.curves(found)),
-                gr.update(visible=True),
-                gr.update(choices=choices, value=1),
-                *begun(found, 1),
-            ]
+    return [(labels, lambda flow: gr.update(**_labels(flow))), (results, _hide)]
 
-        return attempt(work, 11)
 
-    def begun(found: Sampled | None, block: Any) -> list[Any]:
-        walk = actions.begin_walk(shelf, found, block)
-        assert found is not None
-        now = actions.frame(shelf, found, walk, 0, 0)
-        return [
-            walk,
-            gr.update(maximum=max(len(walk.swept) - 1, 1), value=0),
-            gr.update(maximum=max(walk.length - 1, 1), value=0),
-            render.moment(shelf, found, walk, now),
-        ]
+def _step_panel(models: ModelRegistry, visitors: Visitors, status: gr.Textbox) -> list[Any]:
+    """Adds the panel. Returns what a new result changes: the block, then what `_first_step` gives."""
+    gr.Markdown(STEP)
+    with gr.Row():
+        block = gr.Dropdown([], label="Block", min_width=140, elem_id="block")
+        sweeps = gr.Slider(0, 1, value=0, step=1, label="Sweeps", min_width=220, elem_id="sweeps")
+        positions = gr.Slider(0, 1, value=0, step=1, label="Positions", min_width=220, elem_id="positions")
+    with gr.Row():
+        pictures = [picture("after-sweeps"), picture("after-positions")]
+    state = gr.State(time_to_live=KEEP_SECONDS)  # the result and the steps of its block
 
-    def begin(found: Sampled | None, block: Any) -> list[Any]:
-        return attempt(lambda: begun(found, block), 4)
+    def begin(_: Monitor, state: State | None, block: Any) -> list[Any]:
+        return _first_step(models, state and state[0], block)
 
-    def step(found: Sampled | None, walk: Walk | None, sweeps: Any) -> list[Any]:
-        """Both go on by the same number of steps."""
-        together = min(sweeps, walk.length - 1) if walk and isinstance(sweeps, int | float) else 0
-        return [*look(found, walk, sweeps, together), together]
+    def look(state: State | None, sweeps: Any, positions: Any) -> list[Any]:
+        return attempt(lambda: _pictures_after(models, state, sweeps, positions), 2)
 
-    def look(found: Sampled | None, walk: Walk | None, sweeps: Any, positions: Any) -> list[Any]:
-        def work() -> list[Any]:
-            if found is None or walk is None:
-                raise Refused("these samples have been let go: press Sample again")
-            return [render.moment(shelf, found, walk, actions.frame(shelf, found, walk, sweeps, positions))]
+    def follow(state: State | None, sweeps: Any) -> list[Any]:
+        positions = min(sweeps, state[1].length - 1) if state and isinstance(sweeps, int | float) else 0
+        return [*look(state, sweeps, positions), positions]
 
-        return attempt(work, 1)
-
-    asked = [model, label, count, seed, plan, tol, init, guidance, runs]
-    shown = [figures, grids, sweeps, curves, more]
-    walking = [way, sweep, position, walked]
-    model.input(fit, model, [label, tol, init, guidance], **LOOK)
-    go.click(draw, asked, [status, state, *shown, block, *walking], show_progress_on=status, **WORK)
-    block.input(begin, [state, block], [stumble, *walking], show_progress_on=walked, **WORK)
+    outputs = [state, sweeps, positions, *pictures]
+    run_on(block.input, begin, {"state": state, "block": block}, status, outputs, visitors)
     quick: dict[str, Any] = {"trigger_mode": "always_last", **LOOK}
-    sweep.input(step, [state, way, sweep], [stumble, walked, position], **quick)
-    position.input(look, [state, way, sweep, position], [stumble, walked], **quick)
+    sweeps.input(follow, [state, sweeps], [status, *pictures, positions], **quick)
+    positions.input(look, [state, sweeps, positions], [status, *pictures], **quick)
+    return [block, *outputs]
 
 
-def _block_name(i: int, last: int) -> str:
-    return f"{i}, next to the noise" if i == 1 else f"{i}, next to the data" if i == last else str(i)
+def _first_step(models: ModelRegistry, result: SampleResult | None, block: object) -> list[Any]:
+    if result is None:
+        raise UserError("these samples have been deleted: press Sample again")
+    steps = actions.block_steps(models, result, block)
+    return [
+        (result, steps),
+        gr.update(maximum=max(len(steps.swept) - 1, 1), value=0),
+        gr.update(maximum=max(steps.length - 1, 1), value=0),
+        *_pictures_after(models, (result, steps), 0, 0),
+    ]
 
 
-# Invert
+def _pictures_after(models: ModelRegistry, state: State | None, sweeps: Any, positions: Any) -> list[Any]:
+    if state is None:
+        raise UserError("these samples have been deleted: press Sample again")
+    after = actions.samples_after(models, *state, sweeps, positions)
+    return list(map(shown, views.step_pictures(models[state[0].model], *state, after, sweeps, positions)))
 
 
-def _invert_tab(shelf: Shelf, visitors: Visitors, uploads: Path) -> None:
-    names = shelf.invertible
-    if not names:
-        gr.HTML(render.note("None of the models here is one of pictures."))
-        return
-    labels = _labels(shelf, names[0])
+def _invert_tab(models: ModelRegistry, visitors: Visitors, settings: Fields, uploads: Path) -> Resets:
+    gr.Markdown(INVERT)
     with gr.Row():
-        with gr.Column(scale=1, min_width=280):
+        with gr.Column(min_width=300):
             with gr.Tab("Draw"):
-                canvas = gr.HTML(
-                    "", html_template=pad.HTML, css_template=pad.CSS, js_on_load=pad.JS, elem_id="pad"
+                pad, script = (
+                    files(__package__).joinpath(f"pad.{kind}").read_text() for kind in ("html", "js")
                 )
-                draw_status = _status("draw-status")
+                canvas = gr.HTML("", html_template=pad, js_on_load=script, elem_id="pad")
                 from_canvas = gr.Button("Invert the drawing", variant="primary", elem_id="invert-drawing")
             with gr.Tab("Upload"):
                 file = gr.File(label="PNG, JPEG or WebP", height=140, elem_id="upload")
-                file_status = _status("file-status")
-                from_file = gr.Button("Invert the picture", variant="primary", elem_id="invert-upload")
-            model = gr.Dropdown(names, value=names[0], label="Model", elem_id="invert-model")
-            label = gr.Dropdown(
-                _one_of(labels), value="", label="Label", visible=bool(labels), elem_id="invert-label"
-            )
-            plan, tol, init = _how(shelf, names[0], "invert-")
-        with gr.Column(scale=3, min_width=320):
-            out = gr.HTML(render.note(INVERT), elem_id="inverted")
-    without = [name for name in shelf.names if name not in names]
-    if without:
-        gr.HTML(
-            render.note(f"{', '.join(without)}: a field on a lattice is nothing to draw, so it is not here.")
-        )
+                from_file = gr.Button("Invert the image", variant="primary", elem_id="invert-upload")
+            label = gr.Dropdown(**_label(models[models.names[0]]), label="Label", elem_id="invert-label")
+            status = status_line("invert-status")
+        with gr.Column(scale=2, min_width=320, visible=False) as results:
+            with gr.Row():
+                pictures = [picture(name, 120) for name in ("image", "noise", "reconstruction", "error")]
+            with gr.Row():
+                facts = table("inverted", "quantity", "value")
+                scores = gr.Label(
+                    label="Inferred label", show_heading=False, num_top_classes=20, elem_id="scores"
+                )
 
-    def fit(name: str) -> list[Any]:
-        flow, labels = shelf[name], _labels(shelf, name)
+    def run(monitor: Monitor, **values: Any) -> list[Any]:
+        if values.get("upload") and not is_upload(values["upload"], uploads):
+            raise UserError("this file was not uploaded here: upload an image first")
+        if "drawing" in values:
+            values["drawing"] = values["drawing"] or ""  # an empty canvas
+        result = invert(models, **values, monitor=monitor)
         return [
-            gr.update(choices=_one_of(labels), value="", visible=bool(labels)),
-            gr.update(value=flow.default_tol),
-            gr.update(value=flow.default_init),
+            gr.update(visible=True),
+            *map(shown, views.inversion_pictures(result)),
+            views.inversion_table(result),
+            gr.update(value=views.label_scores(result), visible=bool(result.by_label)),
         ]
 
-    def run(source: str, values: tuple[Any, ...], watched: dict[str, Any]) -> list[Any]:
-        given = dict(zip((source, "model", "label", "plan", "tol", "init"), values, strict=True))
+    fields = {name: settings[name] for name in ("model", "plan", "tol", "init")} | {"label": label}
+    outputs = [results, *pictures, facts, scores]
+    run_on(from_canvas.click, run, {"drawing": canvas, **fields}, status, outputs, visitors)
+    run_on(from_file.click, run, {"upload": file, **fields}, status, outputs, visitors)
 
-        def work() -> list[Any]:
-            if given.get("upload") and not is_upload(given["upload"], uploads):
-                raise Refused("this file was not uploaded here: upload a picture first")
-            return [render.inverted(invert(shelf, **given, **watched))]
-
-        return attempt(work, 1)
-
-    def drawing(request: gr.Request, progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
-        return run("drawing", (values[0] or "", *values[1:]), _watched(visitors, request, progress))
-
-    def picture(request: gr.Request, progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
-        return run("upload", values, _watched(visitors, request, progress))
-
-    asked = [model, label, plan, tol, init]
-    model.input(fit, model, [label, tol, init], **LOOK)
-    from_canvas.click(drawing, [canvas, *asked], [draw_status, out], show_progress_on=draw_status, **WORK)
-    from_file.click(picture, [file, *asked], [file_status, out], show_progress_on=file_status, **WORK)
+    return [(label, lambda flow: gr.update(**_label(flow))), (results, _hide)]
 
 
-def _one_of(labels: list[str]) -> list[tuple[str, str]]:
-    return [("none", ""), *((x, x) for x in labels)]
-
-
-# Plans
-
-
-def _plan_tab(shelf: Shelf, visitors: Visitors) -> None:
-    first = shelf.names[0]
-    flow = shelf[first]
-    conditional = flow.num_classes > 0
+def _plan_tab(models: ModelRegistry, visitors: Visitors, settings: Fields) -> Resets:
+    flow = models[models.names[0]]
+    gr.Markdown(TUNE)
     with gr.Row():
-        with gr.Column(scale=1, min_width=280):
-            model = gr.Dropdown(shelf.names, value=first, label="Model", elem_id="tuned-model")
-            batch = gr.Number(
-                min(16, most(flow)),
-                label="Samples at once",
-                info="plans are made for 1, 2, 4, ... samples; the nearest is used",
-                elem_id="tuned-batch",
-            )
-            labelled = gr.Checkbox(
-                conditional, label="with labels", visible=conditional, elem_id="tuned-labels"
-            )
-            guidance = gr.Slider(
-                0, LARGEST_GUIDANCE, value=0, step=0.5, label="Guidance", visible=conditional
-            )
-            status = _status("tune-status")
-            show = gr.Button("Show the plan", elem_id="show-plan")
-            make = gr.Button("Tune now", variant="primary", elem_id="tune")
-        with gr.Column(scale=3, min_width=320):
-            gr.HTML("<h3>The tuned plan of this machine</h3>" + render.note(TUNE))
-            out = gr.HTML(elem_id="tuned")
+        batch = gr.Number(min(16, max_samples(flow)), label="Batch size", elem_id="tuned-batch")
+        labelled = gr.Checkbox(**_has_labels(flow), label="With labels")
+    with gr.Row():
+        show = gr.Button("Show the plan", elem_id="show-plan")
+        make = gr.Button("Tune", variant="primary", elem_id="tune")
+    status = status_line("tune-status")
+    with gr.Column(visible=False) as results:
+        text = gr.Markdown(elem_id="tuned")
+        headers = ("block", "method", "first guess", "time", "sequential", "speed-up", "largest deviation")
+        blocks = table("tuned-plan", *headers)
 
-    def fit(name: str) -> list[Any]:
-        conditional = shelf[name].num_classes > 0
-        return [gr.update(value=conditional, visible=conditional), gr.update(value=0, visible=conditional)]
+    def plan(measure: bool, monitor: Monitor, **values: Any) -> list[Any]:
+        result = actions.machine_plan(models, **values, measure=measure, monitor=monitor)
+        rows = views.plan_table(result)
+        return [gr.update(visible=True), views.plan_text(result), gr.update(value=rows, visible=bool(rows))]
 
-    def given(values: tuple[Any, ...]) -> dict[str, Any]:
-        return dict(zip(("model", "batch", "labelled", "guidance"), values, strict=True))
-
-    def stored(*values: Any) -> list[Any]:
-        return attempt(lambda: [render.tuned(actions.stored_plan(shelf, **given(values)))], 1)
-
-    def tuned(request: gr.Request, progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
-        watched = _watched(visitors, request, progress)
-        return attempt(lambda: [render.tuned(actions.make_plan(shelf, **given(values), **watched))], 1)
-
-    asked = [model, batch, labelled, guidance]
-    model.input(fit, model, [labelled, guidance], **LOOK)
-    show.click(stored, asked, [status, out], show_progress_on=status, **WORK)
-    make.click(tuned, asked, [status, out], show_progress_on=status, **WORK)
+    fields = {name: settings[name] for name in ("model", "guidance")} | {"batch": batch, "labelled": labelled}
+    for button, measure in ((show, False), (make, True)):
+        run_on(button.click, partial(plan, measure), fields, status, [results, text, blocks], visitors)
+    return [(labelled, lambda flow: gr.update(**_has_labels(flow))), (results, _hide)]

@@ -1,4 +1,4 @@
-"""The page on a port of this machine."""
+"""The server: the page behind its gate, on a port of this machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,11 +16,12 @@ from typing import Any
 import torch
 
 from jacobiflow_lab.app.gate import Gate, host_name
-from jacobiflow_lab.app.invert import LARGEST_FILE
-from jacobiflow_lab.app.models import Refused, Shelf
-from jacobiflow_lab.app.visitors import VISITORS, Visitors
+from jacobiflow_lab.app.invert import MAX_FILE_BYTES
+from jacobiflow_lab.app.models import ModelRegistry, UserError
+from jacobiflow_lab.app.visitors import MAX_VISITORS, Visitors
 
-CONNECTIONS = 8 * VISITORS
+SYSTEM_FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")  # of the visitor
+CONNECTIONS = 8 * MAX_VISITORS
 
 
 def serve(
@@ -31,25 +33,30 @@ def serve(
     device: torch.device | str = "cpu",
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve the playground until it is stopped; `ready` gets the address when the door is open.
+    """Serve the playground until it is stopped.
 
-    port 0 is any free one. allow_host: names that it answers to besides `host`, the address that a
-    visitor connected to and those of loopback. The page asks nothing of other machines.
+    port: 0 means any free port. allow_host: names that the page answers to besides `host`, localhost and
+    the address that a visitor connects to. ready: gets the page's address when the port is open.
     """
-    names = [host, *(_allowed(name) for name in allow_host)]
+    names = [host, *(_checked_name(name) for name in allow_host)]
     folder = TemporaryDirectory(prefix="jacobiflow-app-", ignore_cleanup_errors=True)
-    with folder as uploads, _door(host, port) as door:
-        server = _server(model, device, door, host, names, Path(uploads))
-        # Browsers keep a connection open; that it is cut in the end is no error.
+    with folder as uploads, _listen(host, port) as listener:
+        server = _server(model, device, listener, host, names, Path(uploads))
+        # Browsers keep a connection open. Cutting it at the end is no error.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
-        ready(f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}")
-        server.run(sockets=[door])
+        ready(f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}")
+        server.run(sockets=[listener])
 
 
 def _server(
-    model: str, device: torch.device | str, door: socket.socket, host: str, names: list[str], uploads: Path
+    model: str,
+    device: torch.device | str,
+    listener: socket.socket,
+    host: str,
+    names: list[str],
+    uploads: Path,
 ) -> Any:
-    """The page behind its gate. uploads: a folder that nobody but this user can write."""
+    """The page behind its gate. uploads: a folder that only this user can write to."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["GRADIO_TEMP_DIR"] = str(uploads)
     try:
@@ -57,9 +64,8 @@ def _server(
         import uvicorn
         from fastapi import FastAPI
     except ImportError:
-        raise Refused("the playground needs gradio: pip install 'jacobiflow-lab[app]'") from None
+        raise UserError("the playground needs gradio: pip install 'jacobiflow-lab[app]'") from None
     from jacobiflow_lab.app.page import build
-    from jacobiflow_lab.app.style import CSS, theme
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -69,18 +75,18 @@ def _server(
     visitors = Visitors()
     page = gr.mount_gradio_app(
         FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan),
-        build(Shelf(model, device), visitors, uploads),
+        build(ModelRegistry(model, device), visitors, uploads),
         path="/",
         server_name=host,
-        server_port=door.getsockname()[1],
+        server_port=listener.getsockname()[1],
         footer_links=[],
         run_history=False,
         enable_monitoring=False,
         ssr_mode=False,
         show_error=False,
-        max_file_size=LARGEST_FILE,
-        theme=theme(),
-        css=CSS,
+        max_file_size=MAX_FILE_BYTES,
+        theme=gr.themes.Default(font=SYSTEM_FONTS, font_mono=SYSTEM_FONTS),
+        css=files(__package__).joinpath("page.css").read_text(),
     )
     gate = Gate(page, names=names, uploads=uploads, visitors=visitors)
     config = uvicorn.Config(
@@ -89,29 +95,29 @@ def _server(
     return uvicorn.Server(config)
 
 
-def _allowed(name: str) -> str:
-    found = host_name(f"[{name}]" if ":" in name else name)
-    if not found:
-        raise Refused(f"--allow-host takes a name such as play.example.org, without a port, not {name!r}")
-    return found
+def _checked_name(name: str) -> str:
+    checked = host_name(f"[{name}]" if ":" in name else name)
+    if not checked:
+        raise UserError(f"--allow-host takes a name such as play.example.org, without a port, not {name!r}")
+    return checked
 
 
-def _door(host: str, port: int) -> socket.socket:
-    """A socket that listens, before anything slow is done."""
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. It is opened before the models are loaded, so that errors come at once."""
     if not 0 <= port <= 65535:
-        raise Refused(f"--port must be from 0 to 65535, not {port}")
+        raise UserError(f"--port must be from 0 to 65535, not {port}")
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        door = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise Refused(f"--host {host}: no such address") from None
+        raise UserError(f"--host {host}: no such address") from None
     try:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind(where)
-        door.listen()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen()
     except OSError as error:
-        door.close()
-        raise Refused(
+        listener.close()
+        raise UserError(
             f"cannot listen on {host} port {port} ({error.strerror}): choose another --port"
         ) from None
-    return door
+    return listener

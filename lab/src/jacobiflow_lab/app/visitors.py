@@ -1,26 +1,31 @@
-"""Who is on the page now, and whether somebody still waits for a result."""
+"""Who is on the page now, and how the work for a visitor is reported and ended."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
 
-from jacobiflow_lab.app.models import Refused
+from jacobiflow.flows.cost_model import Clock
+from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.tune import clock_of
+from jacobiflow_lab.app.models import UserError
 
-VISITORS = 50  # sessions at once
-WAITING = 20  # requests in line, of all visitors
+MAX_VISITORS = 50  # sessions at a time
+MAX_WAITING = 20  # requests in line, of all visitors
 CONNECT_SECONDS = 5.0  # from a session's request until it listens for the answer
 
 
-class Left(Refused):
-    """Nobody waits for this result any more."""
+class VisitorLeft(UserError):
+    """Nobody waits for this result."""
 
 
 class Visitors:
-    """The sessions that have a connection open, or that asked for something a moment ago.
+    """The sessions that have a connection open, or that sent a request a moment ago.
 
     >>> visitors = Visitors(limit=1)
     >>> visitors.admit("a"), visitors.admit("b")
@@ -29,13 +34,13 @@ class Visitors:
     ...     visitors.check("a")
     >>> visitors.check("a")
     Traceback (most recent call last):
-    jacobiflow_lab.app.visitors.Left: the visitor has left
+    jacobiflow_lab.app.visitors.VisitorLeft: the visitor has left
     """
 
-    def __init__(self, limit: int = VISITORS) -> None:
+    def __init__(self, limit: int = MAX_VISITORS) -> None:
         self.limit = limit
         self._open: Counter[str] = Counter()  # connections per session
-        self._expected: dict[str, float] = {}  # when a session without a connection is given up
+        self._expected: dict[str, float] = {}  # time at which a session without a connection ends
         self._lock = threading.Lock()
 
     def admit(self, session: str) -> bool:
@@ -64,8 +69,35 @@ class Visitors:
                     del self._open[session]
 
     def check(self, session: str | None) -> None:
-        """Raise Left unless the session is here."""
+        """Raise VisitorLeft unless the session is here."""
         with self._lock:
             here = session in self._open or self._expected.get(session or "", 0.0) > time.monotonic()
         if not here:
-            raise Left("the visitor has left")
+            raise VisitorLeft("the visitor has left")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monitor:
+    """Reports progress, and ends the work when nobody waits for its result: both functions may raise."""
+
+    report: Callable[[float, str], None] = lambda share, text: None  # share done, what is being done
+    check: Callable[[], None] = lambda: None  # called often, between measurements
+
+    def steps(self, total: int) -> Callable[[str], None]:
+        """A function that reports the start of each of `total` steps."""
+        done = count()
+
+        def start(text: str) -> None:
+            self.report(min(next(done) / total, 0.99), text)
+
+        return start
+
+    def clock(self, flow: Flow) -> Clock:
+        """The clock that tuning reads before and after each measurement. Each reading is a check."""
+        seconds = clock_of(next(flow.parameters()).device)
+
+        def read() -> float:
+            self.check()
+            return seconds()
+
+        return read

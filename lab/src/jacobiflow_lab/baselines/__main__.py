@@ -1,4 +1,4 @@
-"""`python -m jacobiflow_lab.baselines`: trains a baseline; the same command goes on where it was."""
+"""`python -m jacobiflow_lab.baselines` trains a baseline. Rerun the command to resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jacobiflow_lab.baselines.training import train_baseline
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """Train a baseline of the comparison, for as long as the flow was trained.
+    """Train a baseline of the comparison for as long as the flow. Rerun the command to resume.
 
     example: python -m jacobiflow_lab.baselines --kind ddim --data cifar10.npz --budget-seconds 3600
     --flip --out cifar10-cpu-ddim
@@ -29,21 +29,21 @@ class Args:
     data: str
     """An .npz file, a folder of images or a Hugging Face dataset id."""
     budget_seconds: float
-    """Seconds of training, in all runs together: the flow's own."""
+    """Seconds of training over all runs: those of the flow."""
     out: Path
     """Folder for the checkpoint and the state of the run."""
     flip: bool = False
     """Mirror images at random."""
     augment: bool = False
-    """fastgan: change colours and place of what the discriminator sees, for a few thousand images or less."""
+    """fastgan: augment what the discriminator sees; for data sets of a few thousand images or fewer."""
     seed: int = 0
-    """Of the weights, the order of the data and all noise."""
+    """Seed of the weights, the order of the data and all noise."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, ..."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; exit status 2 is for what the user can mend."""
+    """Run the command; exit status 2 for errors that the user can fix."""
     args = tyro.cli(Args, args=argv, description=Args.__doc__)
     try:
         found = train_baseline(

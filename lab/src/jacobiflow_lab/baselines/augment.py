@@ -1,6 +1,6 @@
-"""Changes of images that gradients pass through, so that a discriminator cannot learn few images by heart.
+"""Differentiable augmentation (Zhao et al., 2020), so that a discriminator cannot memorize a small data set.
 
-Both real and generated images are changed, after Zhao et al., 2020, Differentiable Augmentation.
+Real and generated images are both augmented.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SHIFT = 8  # an eighth of the side is the farthest that images move
+SHIFT_FRACTION = 8  # images move by up to 1/8 of their side
 
 
 def augment(x: Tensor, draw: torch.Generator) -> Tensor:
-    """Brightness, saturation, contrast and place of each image [B, C, H, W], at random."""
+    """Random brightness, saturation, contrast and position of each image [B, C, H, W]."""
     n = len(x)
     bright, colour, contrast = (torch.rand(3, n, 1, 1, 1, generator=draw)).to(x)
     x = x + (bright - 0.5)
@@ -25,9 +25,9 @@ def augment(x: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def shift(x: Tensor, draw: torch.Generator) -> Tensor:
-    """Each image moved by up to an eighth of its side, zeros where nothing is left."""
+    """Each image moved by up to an eighth of its side and padded with zeros."""
     n, _, height, width = x.shape
-    far = max(1, height // SHIFT)
+    far = max(1, height // SHIFT_FRACTION)
     down, right = torch.randint(2 * far + 1, (2, n), generator=draw).to(x.device)
     padded = F.pad(x, (far, far, far, far))
     rows = down[:, None] + torch.arange(height, device=x.device)  # [B, H]

@@ -27,10 +27,10 @@ class Config:
     image_size: int
     image_channels: int = 3
     channels: tuple[int, ...] = (48, 96, 96)  # of each resolution, halved from one to the next
-    layers: int = 1  # blocks a resolution
+    layers: int = 1  # blocks per resolution
     groups: int = 16  # of the group norms; divides the channels
     attention_from: int = 2  # the first resolution with attention
-    batch_size: int = 32  # a budget of seconds is better spent on more steps
+    batch_size: int = 32  # more steps use a budget of seconds better than larger batches
     lr: float = 5e-4
     warmup: int = 200
     ema: float = 0.999
@@ -48,7 +48,7 @@ class Config:
 
 
 def diffusers() -> Any:
-    """The library, or which extra has it."""
+    """The library, or an error that names the extra to install."""
     try:
         import diffusers as found
     except ImportError:
@@ -73,7 +73,7 @@ def unet(config: Config) -> Any:
 
 
 def scheduler() -> Any:
-    """A cosine schedule; the network predicts the velocity, which is well scaled at both of its ends."""
+    """A cosine schedule; the network predicts the velocity, which is well scaled at all noise levels."""
     return diffusers().DDIMScheduler(
         num_train_timesteps=LEVELS,
         beta_schedule="squaredcos_cap_v2",
@@ -110,7 +110,7 @@ class DDIMLearner(Learner):
         return {"loss": loss.item()}
 
     def export(self, folder: Path) -> None:
-        """As a pipeline of diffusers, which reads it too."""
+        """Write a pipeline that diffusers can read."""
         averaged: Any = self.average
         averaged.save_pretrained(folder / "unet", safe_serialization=True)
         self.schedule.save_pretrained(folder / "scheduler")
@@ -144,10 +144,10 @@ class DDIM:
 
 
 def load(source: str | Path, device: torch.device | str = "cpu", *, steps: int = STEPS) -> DDIM:
-    """A folder that training has written, or any checkpoint of diffusers' UNet2DModel: a folder or hub id.
+    """Load a folder written by training, or any checkpoint of diffusers' UNet2DModel: a folder or hub id.
 
-    The network stands in `unet/` or at the top, its schedule in `scheduler/` or at the top; only safetensors
-    are read.
+    The network is in `unet/` or at the top level, its schedule in `scheduler/` or at the top level. Only
+    safetensors are read.
     """
     library = diffusers()
     try:
@@ -156,13 +156,13 @@ def load(source: str | Path, device: torch.device | str = "cpu", *, steps: int =
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise BaselineError(
-            f"{source} is no UNet2DModel checkpoint of diffusers with safetensors: {reason[:200]}"
+            f"{source} is not a UNet2DModel checkpoint of diffusers with safetensors: {reason[:200]}"
         ) from None
     return DDIM(net.to(device).eval().requires_grad_(False), schedule, steps)
 
 
 def _part(kind: Any, source: str | Path, name: str, **options: Any) -> Any:
-    """A part of a pipeline, in a folder of its name or at the top."""
+    """A part of a pipeline, from the folder of its name or the top level."""
     if Path(source).is_dir():
         inside = {"subfolder": name} if (Path(source) / name).is_dir() else {}
         return kind.from_pretrained(source, local_files_only=True, **inside, **options)

@@ -1,8 +1,8 @@
-"""A GAN for few images and little time, after FastGAN (Liu et al., 2021), written anew and sized for CPUs.
+"""A GAN for few images and little time, after FastGAN (Liu et al., 2021), reimplemented and sized for CPUs.
 
-Its two ideas are here: in the generator, skip-layer excitation, where channels of a high resolution are
-gated by what a low one has seen; and a discriminator that learns by itself too, as small decoders must
-rebuild the real image, and a piece of it, from its features.
+It has the two ideas of FastGAN. Skip-layer excitation: features of a low resolution gate the channels of a
+high one in the generator. A self-supervised discriminator: small decoders rebuild the real image, and a
+piece of it, from its features.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from jacobiflow.core.files import write_atomically
-from jacobiflow.core.records import RecordError, build, parse_json, read_text
+from jacobiflow.core.files import FileError, read_text, write_atomically
+from jacobiflow.core.records import RecordError, build, parse_json
 from jacobiflow_lab.baselines.augment import augment
 from jacobiflow_lab.baselines.learner import BaselineError, Learner, noise
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-SLOPE = 0.2  # of leaky rectifiers
+SLOPE = 0.2  # of leaky ReLUs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,13 @@ class Config:
     image_channels: int = 3
     latent: int = 128
     width: int = 32  # channels at the full resolution; each halving doubles them
-    most: int = 256  # channels at the lowest
+    most: int = 256  # most channels at any resolution
     batch_size: int = 32
     lr: float = 2e-4
     warmup: int = 1
     ema: float = 0.999
     rebuild: float = 1.0  # weight of the discriminator's own task
-    augment: bool = False  # what the discriminator sees, if images are so few that it learns them by heart
+    augment: bool = False  # what the discriminator sees, against memorizing a small data set
     flip: bool = False
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Config:
 
     @property
     def doublings(self) -> int:
-        """From the first resolution, 4 to 7 pixels, to the full one; -1: there is none."""
+        """Doublings from the first resolution, 4 to 7 pixels, to the full one; -1: impossible."""
         return next((k for k in range(2, 9) if self.image_size in (a * 2**k for a in range(4, 8))), -1)
 
     @property
@@ -61,7 +61,7 @@ class Config:
         return self.image_size >> self.doublings
 
     def channels(self, halvings: int) -> int:
-        """At the full resolution halved so often."""
+        """Channels after this many halvings of the full resolution."""
         return min(self.width << halvings, self.most)
 
 
@@ -94,7 +94,7 @@ class Excite(nn.Module):
         return high * self.gate(low)  # type: ignore[no-any-return]
 
 
-class Painter(nn.Module):
+class Generator(nn.Module):
     """The generator: noise [B, latent] to images [B, C, S, S] in [-1, 1]."""
 
     def __init__(self, config: Config) -> None:
@@ -125,8 +125,8 @@ class Painter(nn.Module):
 class Down(nn.Module):
     """Half the resolution, by convolutions beside a plain mean.
 
-    Spectral norms alone would shrink what passes through, and the critic would hardly tell anything apart:
-    batch norms give it back its size.
+    Spectral norms alone shrink the signal until the discriminator hardly tells images apart; batch
+    norms restore its size.
     """
 
     def __init__(self, before: int, after: int) -> None:
@@ -146,7 +146,7 @@ class Down(nn.Module):
         return F.leaky_relu((self.main(h) + self.skip(h)) * 0.5**0.5, SLOPE)
 
 
-class Critic(nn.Module):
+class Discriminator(nn.Module):
     """The discriminator: how real each part of an image looks, and features that decoders rebuild it from."""
 
     def __init__(self, config: Config) -> None:
@@ -180,37 +180,37 @@ class Critic(nn.Module):
 
 
 class FastGANLearner(Learner):
-    """Hinge losses for both, and the discriminator's own task."""
+    """Hinge losses for both networks, and the discriminator's self-supervised loss."""
 
     kind: ClassVar[str] = "fastgan"
     config: Config
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config = config
-        self.painter, self.critic = Painter(config), Critic(config)
-        model = nn.ModuleDict({"painter": self.painter, "critic": self.critic}).to(device)
-        # One optimiser: a step leaves weights alone that have no gradient, and only one side has any.
+        self.generator, self.discriminator = Generator(config), Discriminator(config)
+        model = nn.ModuleDict({"generator": self.generator, "discriminator": self.discriminator}).to(device)
+        # One optimizer for both: a step skips weights without a gradient, and only one side has gradients.
         self.begin(model, torch.optim.Adam(model.parameters(), lr=config.lr, betas=(0.5, 0.999)))
 
     def live(self) -> nn.Module:
-        return self.painter
+        return self.generator
 
     def learn(self, x: Tensor, draw: torch.Generator) -> dict[str, float]:
         self.model.train()
         z = torch.randn(2, len(x), self.config.latent, generator=draw).to(x)
         with torch.no_grad():
-            fake = self.painter(z[0])
+            fake = self.generator(z[0])
         real = self._changed(x, draw)
-        score, seen = self.critic(real)
-        other, _ = self.critic(self._changed(fake, draw))
+        score, seen = self.discriminator(real)
+        other, _ = self.discriminator(self._changed(fake, draw))
         judged = F.relu(1 - score).mean() + F.relu(1 + other).mean()
-        rebuilt = self.critic.rebuild(real, seen, draw)
+        rebuilt = self.discriminator.rebuild(real, seen, draw)
         self._descend(judged + self.config.rebuild * rebuilt)
-        self.critic.requires_grad_(False)
-        painted = -self.critic(self._changed(self.painter(z[1]), draw))[0].mean()
+        self.discriminator.requires_grad_(False)
+        painted = -self.discriminator(self._changed(self.generator(z[1]), draw))[0].mean()
         self._descend(painted)
-        self.critic.requires_grad_(True)
-        return {"critic": judged.item(), "painter": painted.item(), "rebuild": rebuilt.item()}
+        self.discriminator.requires_grad_(True)
+        return {"discriminator": judged.item(), "generator": painted.item(), "rebuild": rebuilt.item()}
 
     def _changed(self, x: Tensor, draw: torch.Generator) -> Tensor:
         return augment(x, draw) if self.config.augment else x
@@ -233,27 +233,27 @@ class FastGANLearner(Learner):
 class FastGAN:
     """A trained generator."""
 
-    painter: Painter
+    generator: Generator
     config: Config
 
     @torch.inference_mode()
     def sample(self, n: int, *, seed: int, start: int = 0) -> Tensor:
         """Pictures [n, C, H, W] in [-1, 1]; picture i depends on (seed, i) only."""
-        z = noise(n, (self.config.latent,), seed, start, next(self.painter.parameters()))
-        return self.painter(z)  # type: ignore[no-any-return]
+        z = noise(n, (self.config.latent,), seed, start, next(self.generator.parameters()))
+        return self.generator(z)  # type: ignore[no-any-return]
 
 
 def load(source: str | Path, device: torch.device | str = "cpu") -> FastGAN:
-    """A folder that training has written."""
+    """Load a folder written by training."""
     folder = Path(source)
     try:
         doc = parse_json(read_text(folder / CONFIG))
         if not isinstance(doc, dict) or doc.pop("kind", None) != FastGANLearner.kind:
-            raise BaselineError(f"{folder / CONFIG} is not that of a fastgan")
+            raise BaselineError(f"{folder / CONFIG} is not the config of a fastgan")
         config = build(Config, doc, str(folder / CONFIG))
-        painter = Painter(config)
-        painter.load_state_dict(load_file(folder / WEIGHTS))
-    except (OSError, RecordError, SafetensorError, RuntimeError) as error:
+        generator = Generator(config)
+        generator.load_state_dict(load_file(folder / WEIGHTS))
+    except (OSError, FileError, RecordError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise BaselineError(f"{folder} is no fastgan checkpoint: {reason[:200]}") from None
-    return FastGAN(painter.to(device).eval().requires_grad_(False), config)
+        raise BaselineError(f"{folder} is not a fastgan checkpoint: {reason[:200]}") from None
+    return FastGAN(generator.to(device).eval().requires_grad_(False), config)

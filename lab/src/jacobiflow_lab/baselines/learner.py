@@ -1,4 +1,4 @@
-"""What the loop of `training.py` asks of a baseline."""
+"""The interface between a baseline and the training loop."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from jacobiflow.core.noise import row_noise
 from jacobiflow.core.types import JacobiflowError
 
-EMA_START = 10  # steps over which the average forgets the beginning
+EMA_WARMUP_STEPS = 10  # over which the average forgets the initial weights
 
 
 class BaselineError(JacobiflowError, ValueError):
     """A baseline that cannot be trained, read or used."""
 
 
-class Generator(Protocol):
+class TrainedBaseline(Protocol):
     """A trained baseline."""
 
     def sample(self, n: int, *, seed: int, start: int = 0) -> Tensor:
@@ -29,10 +29,10 @@ class Generator(Protocol):
 
 
 class Learner(ABC):
-    """A baseline in training: all that a step changes is in `model`, `optimizer` and `average`.
+    """A baseline in training. Its whole state is in `model`, `optimizer` and `average`.
 
-    A step draws nothing but from the generator that it is given, and its learning rate is a function of the
-    step alone: how long training will go on, which a budget of seconds does not tell, changes nothing.
+    A step draws only from the given generator, and the learning rate depends only on the step. So the result
+    does not depend on the length of training, which a budget of seconds does not determine.
     """
 
     kind: ClassVar[str]
@@ -43,7 +43,7 @@ class Learner(ABC):
 
     @abstractmethod
     def learn(self, x: Tensor, draw: torch.Generator) -> dict[str, float]:
-        """One step on images [B, C, H, W] in [-1, 1]; returns its losses."""
+        """One step on images [B, C, H, W] in [-1, 1]. Returns the losses."""
 
     @abstractmethod
     def live(self) -> nn.Module:
@@ -51,10 +51,10 @@ class Learner(ABC):
 
     @abstractmethod
     def export(self, folder: Path) -> None:
-        """Write what `load` reads: safetensors and their config."""
+        """Write the safetensors and the config that `load` reads."""
 
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Keep these, and count the seconds of training with them."""
+        """Set the networks and the optimizer, and start to count the seconds of training."""
         self.model, self.optimizer = model, optimizer
         self.average = copy.deepcopy(self.live()).eval().requires_grad_(False)
         model.register_buffer("seconds", torch.zeros((), dtype=torch.float64))
@@ -65,8 +65,8 @@ class Learner(ABC):
             group["lr"] = self.config.lr * min(1.0, (number + 1) / max(self.config.warmup, 1))
         losses = self.learn(x, draw)
         if not all(math.isfinite(value) for value in losses.values()):
-            raise BaselineError(f"the losses are {losses} at step {number}: lower lr, in a new folder")
-        keep = min(self.config.ema, (1 + number) / (EMA_START + number))
+            raise BaselineError(f"the losses are {losses} at step {number}: use a lower lr and a new folder")
+        keep = min(self.config.ema, (1 + number) / (EMA_WARMUP_STEPS + number))
         with torch.no_grad():
             theirs = self.live().state_dict()
             for name, mine in self.average.state_dict().items():
@@ -78,5 +78,5 @@ class Learner(ABC):
 
 
 def noise(n: int, shape: tuple[int, ...], seed: int, start: int, like: Tensor) -> Tensor:
-    """Standard normal, as `like` is; row i depends on (seed, i) only."""
+    """Standard normal noise with the dtype and device of `like`; row i depends on (seed, i) only."""
     return torch.from_numpy(row_noise(n, shape, seed, start)).to(like)

@@ -1,4 +1,4 @@
-"""One loop for the baselines: it stops when its seconds are used up, and goes on where it was."""
+"""The training loop of the baselines: it stops after a budget of seconds and can be resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jacobiflow.data.transforms import prepare
 from jacobiflow.training.loop import batches, generator
 from jacobiflow.training.state import load_state, save_state
 from jacobiflow_lab.baselines import ddim, fastgan
-from jacobiflow_lab.baselines.learner import BaselineError, Generator, Learner
+from jacobiflow_lab.baselines.learner import BaselineError, Learner, TrainedBaseline
 
 Kind = Literal["ddim", "fastgan"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -30,7 +30,7 @@ ABOUT, LOG = "baseline.json", "log.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """How far training has come."""
+    """The progress of training."""
 
     kind: str
     folder: str
@@ -57,13 +57,13 @@ def train_baseline(
     log_every: int = 50,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Trained:
-    """Train a baseline on images for so many seconds of this machine, in all runs together, into `out`.
+    """Train a baseline on images into the folder `out`, for a number of seconds over all runs.
 
-    The same call goes on where the last one was stopped, with what an undisturbed run would have drawn.
-    `out` then holds what `load_baseline` reads, and the state of the run.
+    The same call resumes a stopped run exactly. `out` then holds what `load_baseline` reads, and the state of
+    the run.
 
-    data: images, or where they are; the training part is used. options: fields of the kind's Config.
-    steps: at most so many, None is as many as the seconds allow.
+    data: images, or where they are; the training split is used. options: fields of the kind's Config.
+    steps: the most steps. Default: as many as the seconds allow.
     """
     if kind not in KINDS:
         raise BaselineError(f"baselines are {', '.join(KINDS)}, not {kind!r}")
@@ -94,7 +94,7 @@ def train_baseline(
                 save_state(folder, step, settings, learner.model, learner.optimizer, learner.average)
     save_state(folder, step, settings, learner.model, learner.optimizer, learner.average)
     if stop.pressed:
-        raise BaselineError(f"stopped after step {step}; the same command goes on from there")
+        raise BaselineError(f"stopped after step {step}: rerun the command to resume")
     learner.export(folder)
     found = Trained(
         kind=kind, folder=str(folder), steps=step, seconds=round(float(spent), 3), images=len(images)
@@ -108,7 +108,7 @@ def train_baseline(
 def make(
     kind: Kind, images: Images, options: dict[str, Any], seed: int, device: torch.device
 ) -> tuple[Learner, dict[str, Any]]:
-    """A new learner for these images, and what a run that goes on must share."""
+    """A new learner for these images, and the settings that a resumed run must share."""
     _, colours, height, width = images.pixels.shape
     if height != width:
         raise BaselineError(f"baselines take square images, not {height} x {width}")
@@ -125,9 +125,9 @@ def make(
     return learner, json.loads(json.dumps(settings))
 
 
-def load_baseline(kind: Kind, source: str | Path, device: torch.device | str = "cpu") -> Generator:
-    """A trained baseline: a folder of `train_baseline`; for "ddim" any diffusers folder or hub id too."""
+def load_baseline(kind: Kind, source: str | Path, device: torch.device | str = "cpu") -> TrainedBaseline:
+    """Load a folder written by `train_baseline`; for "ddim" also any diffusers folder or hub id."""
     if kind not in KINDS:
         raise BaselineError(f"baselines are {', '.join(KINDS)}, not {kind!r}")
-    found: Generator = MODULES[kind].load(source, device)
+    found: TrainedBaseline = MODULES[kind].load(source, device)
     return found

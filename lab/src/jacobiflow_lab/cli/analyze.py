@@ -1,4 +1,4 @@
-"""`jacobiflow analyze`."""
+"""`jacobiflow analyze`: a table of studies, each measured by `jacobiflow_lab.analysis`."""
 
 from __future__ import annotations
 
@@ -7,150 +7,296 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
 from torch import Tensor
 
 import jacobiflow
-from jacobiflow.cli.options import (
-    make_folder,
-    note,
-    parse,
-    parse_labels,
-    pick_device,
-    refuse_context,
-    report,
-    table,
-)
-from jacobiflow.core.processes import World, leave
+from jacobiflow.cli import options as cli
+from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis import plots
-from jacobiflow_lab.analysis.convergence import convergence
+from jacobiflow_lab.analysis.convergence import Convergence, convergence
+from jacobiflow_lab.analysis.exact_blocks import Note
 from jacobiflow_lab.analysis.memory import memory
-from jacobiflow_lab.analysis.progress import kept, progress
-from jacobiflow_lab.analysis.redundancy import OFFSETS, redundancy, variants_of
+from jacobiflow_lab.analysis.redundancy import OFFSETS, VARIANTS, redundancy
 from jacobiflow_lab.analysis.runtime import Runtime, runtime
-from jacobiflow_lab.analysis.sweeps import doubt, sweeps
+from jacobiflow_lab.analysis.sweeps import Sweeps, doubt, kept, progress, sweeps
 
-What = Literal["redundancy", "convergence", "sweeps", "runtime", "memory", "progress"]
-WHAT: tuple[What, ...] = get_args(What)
-FEW = 8  # samples are enough for curves of convergence
+CURVE_SAMPLES = 8  # enough for curves of convergence
+BLOCKS = "block ..."  # in a study's head: one column per block
 
 
 @dataclass(frozen=True)
 class Args:
-    """Look into a trained flow, layer by layer, as the paper does.
+    """Analyze a trained flow, block by block, as the paper does.
 
-    redundancy masks the nearest predecessors of every position; convergence follows sweeps to the exact
-    answer; sweeps counts them; runtime and memory say what layers cost; progress counts sweeps along a
-    training run, from the checkpoints that it kept. Each writes NAME.json and pictures into --out. Under
-    torchrun, runtime is of several processes that gather their samples in the end.
+    - redundancy: the output of each block with the nearest predecessors masked
+    - convergence: the distance to the exact answer after every sweep
+    - sweeps: how many sweeps each block needs
+    - runtime, memory: what each block costs
+    - progress: sweeps along a training run, from the checkpoints that it kept
 
-    example: jacobiflow analyze mnist --labels 0-9 --what sweeps --out look
+    Each writes NAME.json and pictures to --out. Under torchrun, runtime measures
+    several processes that gather their samples.
+
+    example: jacobiflow analyze mnist --labels 0-9 --what sweeps --out analysis
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
     """A bundled name, a checkpoint folder, a hub id, or the folder of a training run."""
     what: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
-    """Of those above. Left out: all, progress for training runs only."""
+    """Names from above. Default: all, but progress for training runs only."""
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 32
-    """How many samples."""
+    """Number of samples."""
     labels: Annotated[str | None, tyro.conf.arg(metavar="LABELS")] = None
-    """Classes, in turn: 3, 0-9 or 1,3,5-7. Left out: no label."""
+    """Classes that samples take in turn: 3, 0-9 or 1,3,5-7. Default: no label."""
     o: Annotated[tuple[int, ...], tyro.conf.arg(metavar="O ...")] = OFFSETS
     """redundancy: how many of the nearest predecessors are masked."""
     tol: Annotated[float | None, tyro.conf.arg(metavar="TOL")] = None
-    """Largest last update of swept layers. Left out: the model's own."""
+    """Tolerance of blocks that are swept. Default: the model's."""
     init: Annotated[Literal["zeros", "noise", "previous"] | None, tyro.conf.arg(metavar="INIT")] = None
-    """First guess of sweeps: zeros, noise or previous."""
+    """First guess of sweeps: zeros, noise or previous. Default: the model's."""
     batch: int = 16
-    """Samples at a time, for sweeps, runtime and memory."""
+    """Samples per batch, for sweeps, runtime and memory."""
     repeats: int = 3
-    """runtime: runs of each plan; their median is shown."""
+    """runtime: runs per plan; their median is shown."""
     seed: int = 0
-    """Sample i depends on (seed, i) only."""
+    """Seed of the noise. Sample i depends on (seed, i) only."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     out: Path = Path("out")
-    """Folder for what is written."""
+    """Folder for JSON and pictures."""
     json: bool = False
     """Print JSON instead of tables."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every analysis works on."""
+    """What every study works on."""
 
     args: Args
-    flow: Flow
+    studies: tuple[str, ...]
     source: str
+    flow: Flow
     z: Tensor
     labels: Tensor | None
-    out: Path
     world: World
 
-    def condition(self, n: int | None = None) -> dict[str, Any]:
-        """Labels of the first n samples."""
-        return {} if self.labels is None else {"labels": self.labels[: n or len(self.z)]}
+    @property
+    def batch(self) -> int:
+        """Samples per batch."""
+        return min(self.args.batch, self.args.n)
 
     @property
     def swept(self) -> dict[str, Any]:
         """Options of plans that sweep."""
         return {"tol": self.args.tol, "init": self.args.init}
 
+    def first(self, n: int) -> dict[str, Any]:
+        """Noise and labels of the first n samples."""
+        return {"z": self.z[:n], "labels": None if self.labels is None else self.labels[:n]}
+
 
 @dataclass(frozen=True)
-class Found:
-    """An analysis: plain data, a text, and the files it wrote."""
+class Study:
+    """What is measured, how it is drawn, and the table of it.
 
-    doc: dict[str, Any]
-    text: str
-    files: tuple[str, ...]
+    measure: a record of `jacobiflow_lab.analysis`, or a list of records, one per plan.
+    pictures: (file, function that draws it and returns False if there is nothing to draw, title).
+    about: the sentence above the table, a template. head, rows: of the table; BLOCKS is one column per block.
+    """
+
+    measure: Callable[[Job, Note], Any]
+    pictures: Sequence[tuple[str, Callable[..., Any], str]]
+    about: str
+    head: Sequence[str]
+    rows: Callable[[Any], list[tuple[str, ...]]]
+
+
+def sweeps_by_plan(job: Job, say: Note) -> list[Sweeps]:
+    """Sweeps of the paper's two plans."""
+    options = job.swept | {"batch": job.args.batch, "labels": job.labels}
+    return [
+        sweeps(job.flow, job.z, plan, progress=partial(say_of_plan, say, plan), **options)
+        for plan in ("uniform", "selective")
+    ]
+
+
+def runtime_by_plan(job: Job, say: Note) -> list[Runtime]:
+    """Run time of the paper's plans; of several processes each samples a batch of its own."""
+    shared: dict[str, Any] = {"repeats": job.args.repeats, "seed": job.args.seed + job.world.rank}
+    shared["labels"] = job.first(job.batch)["labels"]
+    plans = {"sequential": {}, "uniform": job.swept, "selective": job.swept}
+    return [
+        runtime(
+            job.flow, job.batch, plan, options=options, progress=partial(say_of_plan, say, plan), **shared
+        )
+        for plan, options in plans.items()
+    ]
+
+
+def say_of_plan(say: Note, plan: str, text: str) -> None:
+    """Report progress with a plan."""
+    say(f"{plan}, {text}")
+
+
+def convergence_rows(result: Convergence) -> list[tuple[str, ...]]:
+    """Errors after a few numbers of sweeps."""
+    falls = {True: "yes", False: "no", None: "too few"}
+    rows = []
+    for i, b in enumerate(result.blocks):
+        errors = [f"{b.jacobi[k]:.3g}" if k < len(b.jacobi) else "" for k in (0, 1, 2, 5, 10)]
+        rows.append((plots.block_name(i), *errors, str(len(b.jacobi) - 1), falls[b.ratio_falls]))
+    return rows
+
+
+def sweeps_rows(result: list[Sweeps]) -> list[tuple[str, ...]]:
+    """Mean and batch maximum per plan."""
+    rows = []
+    for plan in result:
+        rows.append((plan.plan, "mean", *(f"{s.mean:.1f}" for s in plan.layers)))
+        rows.append(("", "batch max", *(f"{s.batch_max:.1f}" for s in plan.layers)))
+    return rows
+
+
+STUDIES = {
+    "redundancy": Study(
+        lambda job, say: redundancy(job.flow, job.z, offsets=job.args.o, labels=job.labels, progress=say),
+        [
+            ("redundancy.png", plots.save_redundancy, "masked against standard block outputs"),
+            *(
+                (
+                    f"masked-{v}.png",
+                    partial(plots.save_masked, variant=v),
+                    f"o nearest predecessors masked ({v})",
+                )
+                for v in VARIANTS
+            ),
+        ],
+        "cosine similarity / L2 distance, each block given its exact input, {result.samples} samples",
+        ("masking", "o", BLOCKS),
+        lambda result: [
+            (m.variant, str(m.o), *(f"{d.cosine:.3f} / {d.l2:.3g}" for d in m.layers)) for m in result.masked
+        ],
+    ),
+    "convergence": Study(
+        lambda job, say: convergence(
+            job.flow, init=job.args.init, double=True, progress=say, **job.first(CURVE_SAMPLES)
+        ),
+        [
+            ("convergence.png", plots.save_convergence, "error of each block"),
+            ("ratios.png", plots.save_ratios, "ratio of successive errors"),
+        ],
+        "L2 distance to the exact answer after sweeps, mean of {result.samples} samples, {result.dtype}",
+        ("", "error at first", "after 1", "after 2", "after 5", "after 10", "sweeps", "ratio falls"),
+        convergence_rows,
+    ),
+    "sweeps": Study(
+        sweeps_by_plan,
+        [("sweeps.png", plots.save_sweeps, "sweeps of each block")],
+        "sweeps, {job.args.n} samples in batches of {job.batch}",
+        ("plan", "", BLOCKS),
+        sweeps_rows,
+    ),
+    "runtime": Study(
+        runtime_by_plan,
+        [("runtime.png", plots.save_runtime, "where the time goes")],
+        "seconds per batch of {job.batch}, median of {job.args.repeats} runs, processes: {job.world.size}; "
+        "other: noise, denoising, communication",
+        ("plan", BLOCKS, "other", "total"),
+        lambda result: [
+            (r.plan, *(f"{seconds:.3f}" for seconds in (*(x.seconds for x in r.layers), r.other, r.total)))
+            for r in result
+        ],
+    ),
+    "memory": Study(
+        lambda job, say: memory(
+            job.source,
+            n=job.batch,
+            labels=None if job.labels is None else job.labels[: job.batch].tolist(),
+            tol=job.args.tol,
+            seed=job.args.seed,
+            device=str(job.z.device),
+            progress=say,
+        ),
+        [("memory.png", plots.save_memory, "peak memory of decoding")],
+        "peak memory of decoding {result.batch} samples beyond what was held before "
+        "({result.peaks[0].measure})",
+        ("plan", "cache", "peak MiB"),
+        lambda result: [(p.plan, "yes" if p.cache else "no", f"{p.peak / 2**20:.1f}") for p in result.peaks],
+    ),
+    "progress": Study(
+        lambda job, say: progress(
+            job.args.model,
+            n=job.args.n,
+            seed=job.args.seed,
+            labels=lambda classes: cli.parse_labels(job.args.labels, job.args.n, classes),
+            device=job.z.device,
+            batch=job.args.batch,
+            say=say,
+            **job.swept,
+        ),
+        [("progress.png", plots.save_progress, "sweeps along training")],
+        "sweeps of each block, all swept, mean of {job.args.n} samples",
+        ("step", BLOCKS),
+        lambda result: [(str(m.step), *(f"{s.mean:.1f}" for s in m.sweeps.layers)) for m in result.moments],
+    ),
+}
 
 
 def main(argv: Sequence[str]) -> None:
     """Run the command."""
-    args = parse(Args, argv, command="analyze")
-    check(args)
+    args = cli.parse(Args, argv, command="analyze")
     world = World.from_environment()
     try:
-        ready: list[tuple[Job, tuple[str, ...]]] = []
-        world.share(lambda: ready.append(prepare(args, world)))
+        leaders: list[Job] = []
+        world.share(lambda: leaders.append(prepare(args, world)))  # mistakes are reported once
         if world.leader:
-            work(*ready[0])
+            work(leaders[0])
         else:
-            time_plans(prepare(args, world)[0])  # all that several processes do
+            runtime_by_plan(prepare(args, world), lambda text: None)  # the only study of several processes
     finally:
-        leave()
+        leave_process_group()
 
 
-def prepare(args: Args, world: World) -> tuple[Job, tuple[str, ...]]:
-    """The model, the noise and the names of the analyses; whatever is wrong is found here."""
-    source, is_run = resolve(args.model)
-    names = args.what or tuple(w for w in WHAT if w != "progress" or is_run)
-    if "progress" in names and not is_run:
+def prepare(args: Args, world: World) -> Job:
+    """The model, the noise and the names of the studies. Checks all options before any work."""
+    for name in args.what:
+        if name not in STUDIES:
+            raise ValueError(f"--what knows {', '.join(STUDIES)}, not {name!r}")
+    if min(args.n, args.batch, args.repeats) < 1 or args.seed < 0:
+        raise ValueError("-n, --batch and --repeats must be 1 or more, --seed 0 or more")
+    if not args.o or min(args.o) < 0:
+        raise ValueError("--o takes whole numbers of 0 or more, such as 1 2 5")
+    checkpoints, source = kept(args.model), args.model
+    if checkpoints:  # the folder of a training run
+        last = Path(args.model) / "model"
+        source = str(last if last.is_dir() else checkpoints[-1][1])
+    studies = args.what or tuple(name for name in STUDIES if name != "progress" or checkpoints)
+    if "progress" in studies and not checkpoints:
         raise ValueError(
             f"--what progress: {args.model} keeps no checkpoints kept/step-*, as training runs do"
         )
-    if world.size > 1 and names != ("runtime",):
+    if world.size > 1 and studies != ("runtime",):
         raise ValueError("several processes measure run time only: add --what runtime, or start one process")
-    flow = load(source, device=world.device(pick_device(args.device))).requires_grad_(False)
-    refuse_context(flow, "jacobiflow_lab.analysis")
-    labels = parse_labels(args.labels, args.n, flow.num_classes)
-    flow.plan("uniform", tol=args.tol, init=args.init)  # a wrong one is found before any work is done
-    make_folder(args.out)
-    return Job(args, flow, source, flow.noise(args.n, args.seed), labels, args.out, world), names
+    flow = load(source, device=world.device(cli.pick_device(args.device))).requires_grad_(False)
+    cli.refuse_context(flow, "jacobiflow_lab.analysis")
+    labels = cli.parse_labels(args.labels, args.n, flow.num_classes)
+    flow.plan("uniform", tol=args.tol, init=args.init)  # raises if tol is wrong
+    cli.make_folder(args.out)
+    return Job(args, studies, source, flow, flow.noise(args.n, args.seed), labels, world)
 
 
-def work(job: Job, names: Sequence[str]) -> None:
-    """Warn, look, write, report."""
-    args, flow = job.args, job.flow
-    warning = doubt(sweeps(flow, job.z[:FEW], "uniform", **job.swept, **job.condition(FEW)))
+def work(job: Job) -> None:
+    """Warn, measure, write and report."""
+    args = job.args
+    warning = doubt(sweeps(job.flow, plan="uniform", **job.first(CURVE_SAMPLES), **job.swept))
     if warning is not None:
-        note(f"jacobiflow analyze: {warning}")
+        cli.note(f"jacobiflow analyze: {warning}")
     about = {
         "model": args.model,
         "n": args.n,
@@ -162,196 +308,24 @@ def work(job: Job, names: Sequence[str]) -> None:
         "warning": warning,
         "versions": {"jacobiflow": jacobiflow.__version__, "torch": torch.__version__},
     }
-    found: dict[str, Found] = {}
-    for name in names:
-        found[name] = ANALYSES[name](job)
-        text = json.dumps(about | {name: found[name].doc}, indent=2, allow_nan=False) + "\n"
+    blocks = [plots.block_name(i) for i in range(len(job.flow.blocks))]
+    doc, texts, files = dict(about), [], []
+    for name in job.studies:
+        study = STUDIES[name]
+        with cli.progress(f"{name}:") as show:
+            result = study.measure(job, show)
+        doc[name] = (
+            {"plans": [plan.to_dict() for plan in result]} if isinstance(result, list) else result.to_dict()
+        )
+        text = json.dumps(about | {name: doc[name]}, indent=2, allow_nan=False) + "\n"
         (args.out / f"{name}.json").write_text(text, encoding="utf-8")
-    files = [f for name in names for f in (f"{name}.json", *found[name].files)]
-    doc = about | {name: one.doc for name, one in found.items()} | {"files": files}
-    parts = [one.text for one in found.values()]
-    report(doc, "\n\n".join([*parts, f"written to {args.out}: {', '.join(files)}"]), as_json=args.json)
-
-
-def check(args: Args) -> None:
-    """What can be wrong whatever the model is."""
-    for name in args.what:
-        if name not in WHAT:
-            raise ValueError(f"--what knows {', '.join(WHAT)}, not {name!r}")
-    if min(args.n, args.batch, args.repeats) < 1 or args.seed < 0:
-        raise ValueError("-n, --batch and --repeats must be 1 or more, --seed 0 or more")
-    if not args.o or min(args.o) < 0:
-        raise ValueError("--o takes whole numbers of 0 or more, such as 1 2 5")
-
-
-def resolve(model: str) -> tuple[str, bool]:
-    """The checkpoint to look into, and whether `model` is the folder of a training run."""
-    found = kept(model)
-    if not found:
-        return model, False
-    last = Path(model) / "model"
-    return str(last if last.is_dir() else found[-1][1]), True
-
-
-def look_at_redundancy(job: Job) -> Found:
-    """Masked generation."""
-    found = redundancy(
-        job.flow,
-        job.z,
-        offsets=job.args.o,
-        progress=lambda text: note(f"masking: {text}"),
-        **job.condition(),
-    )
-    title = f"{job.args.model}: masked against standard layer outputs"
-    plots.save_redundancy(found, job.out / "redundancy.png", title=title)
-    files = ["redundancy.png"]
-    for variant in variants_of(job.flow):
-        name = f"masked-{variant}.png"
-        title = f"{job.args.model}: the o nearest predecessors masked ({variant})"
-        if plots.save_masked(found, job.out / name, variant=variant, title=title):
-            files.append(name)
-    head = ("masking", "o", *map(plots.name_of, range(len(job.flow.blocks))))
-    rows = [(m.variant, str(m.o), *(f"{d.cosine:.3f} / {d.l2:.3g}" for d in m.layers)) for m in found.masked]
-    text = f"cosine similarity / L2 distance, each layer given its exact input, {found.samples} samples"
-    return Found(found.to_dict(), f"{text}\n\n{table([head, *rows])}", tuple(files))
-
-
-def look_at_convergence(job: Job) -> Found:
-    """Errors sweep by sweep."""
-    few = job.z[:FEW]
-    found = convergence(
-        job.flow,
-        few,
-        init=job.args.init,
-        double=True,
-        progress=lambda text: note(f"convergence: {text}"),
-        **job.condition(len(few)),
-    )
-    plots.save_convergence(found, job.out / "convergence.png", title=f"{job.args.model}: error of each layer")
-    plots.save_ratios(found, job.out / "ratios.png", title=f"{job.args.model}: ratio of successive errors")
-    head = ("", "error at first", "after 1", "after 2", "after 5", "after 10", "sweeps", "ratio falls")
-    rows = [
-        (
-            plots.name_of(i),
-            *(f"{b.jacobi[k]:.3g}" if k < len(b.jacobi) else "" for k in (0, 1, 2, 5, 10)),
-            str(len(b.jacobi) - 1),
-            {True: "yes", False: "no", None: "too few"}[b.ratio_falls],
+        files.append(f"{name}.json")
+        for file, draw, title in study.pictures:
+            if draw(result, args.out / file, title=f"{args.model}: {title}") is not False:
+                files.append(file)
+        head = [name for column in study.head for name in (blocks if column == BLOCKS else [column])]
+        texts.append(
+            f"{study.about.format(job=job, result=result)}\n\n{cli.table([head, *study.rows(result)])}"
         )
-        for i, b in enumerate(found.blocks)
-    ]
-    text = f"L2 distance to the exact answer after sweeps, mean of {found.samples} samples, {found.dtype}"
-    return Found(found.to_dict(), f"{text}\n\n{table([head, *rows])}", ("convergence.png", "ratios.png"))
-
-
-def look_at_sweeps(job: Job) -> Found:
-    """Sweeps of the paper's two plans."""
-    found = [
-        sweeps(
-            job.flow,
-            job.z,
-            plan,
-            batch=job.args.batch,
-            progress=lambda text, plan=plan: note(f"counting sweeps, {plan}: {text}"),  # type: ignore[misc]
-            **job.swept,
-            **job.condition(),
-        )
-        for plan in ("uniform", "selective")
-    ]
-    plots.save_sweeps(found, job.out / "sweeps.png", title=f"{job.args.model}: sweeps of each layer")
-    head = ("plan", "", *map(plots.name_of, range(len(job.flow.blocks))))
-    rows = []
-    for one in found:
-        rows.append((one.plan, "mean", *(f"{s.mean:.1f}" for s in one.layers)))
-        rows.append(("", "batch max", *(f"{s.batch_max:.1f}" for s in one.layers)))
-    text = f"sweeps, {job.args.n} samples in batches of {min(job.args.batch, job.args.n)}"
-    return Found(
-        {"plans": [one.to_dict() for one in found]}, f"{text}\n\n{table([head, *rows])}", ("sweeps.png",)
-    )
-
-
-def time_plans(job: Job) -> list[Runtime]:
-    """Run time of the paper's plans; of several processes each samples a batch of its own."""
-    n = min(job.args.batch, job.args.n)
-
-    def say(plan: str, text: str) -> None:
-        if job.world.leader:
-            note(f"run time, {plan}: {text}")
-
-    return [
-        runtime(
-            job.flow,
-            n,
-            plan,
-            repeats=job.args.repeats,
-            seed=job.args.seed + job.world.rank,
-            options=job.swept if plan != "sequential" else None,
-            progress=partial(say, plan),
-            **job.condition(n),
-        )
-        for plan in ("sequential", "uniform", "selective")
-    ]
-
-
-def look_at_runtime(job: Job) -> Found:
-    """Seconds of each layer."""
-    found = time_plans(job)
-    plots.save_runtime(found, job.out / "runtime.png", title=f"{job.args.model}: where the time goes")
-    head = ("plan", *map(plots.name_of, range(len(job.flow.blocks))), "other", "total")
-    rows = [
-        (r.plan, *(f"{x.seconds:.3f}" for x in r.layers), f"{r.other:.3f}", f"{r.total:.3f}") for r in found
-    ]
-    several = f" on each of {job.world.size} processes" if job.world.size > 1 else ""
-    text = (
-        f"seconds a batch of {found[0].batch}{several}, median of {job.args.repeats} runs; "
-        "other: noise, denoising, communication"
-    )
-    doc = {"plans": [one.to_dict() for one in found]}
-    return Found(doc, f"{text}\n\n{table([head, *rows])}", ("runtime.png",))
-
-
-def look_at_memory(job: Job) -> Found:
-    """Peak memory."""
-    n = min(job.args.batch, job.args.n)
-    found = memory(
-        job.source,
-        n=n,
-        labels=None if job.labels is None else job.labels[:n].tolist(),
-        tol=job.args.tol,
-        seed=job.args.seed,
-        device=str(job.z.device),
-        progress=lambda text: note(f"memory: {text}"),
-    )
-    plots.save_memory(found, job.out / "memory.png", title=f"{job.args.model}: peak memory of decoding")
-    head = ("plan", "cache", "peak MiB")
-    rows = [(p.plan, "yes" if p.cache else "no", f"{p.peak / 2**20:.1f}") for p in found.peaks]
-    text = f"peak memory of decoding {n} samples beyond what was held before ({found.peaks[0].measure})"
-    return Found(found.to_dict(), f"{text}\n\n{table([head, *rows])}", ("memory.png",))
-
-
-def look_at_progress(job: Job) -> Found:
-    """Sweeps along a training run."""
-    found = progress(
-        job.args.model,
-        n=job.args.n,
-        seed=job.args.seed,
-        labels=lambda classes: parse_labels(job.args.labels, job.args.n, classes),
-        device=job.z.device,
-        batch=job.args.batch,
-        say=lambda text: note(f"progress: {text}"),
-        **job.swept,
-    )
-    plots.save_progress(found, job.out / "progress.png", title=f"{job.args.model}: sweeps along training")
-    head = ("step", *map(plots.name_of, range(len(job.flow.blocks))))
-    rows = [(str(m.step), *(f"{s.mean:.1f}" for s in m.sweeps.layers)) for m in found.moments]
-    text = f"sweeps of each layer, all swept, mean of {job.args.n} samples"
-    return Found(found.to_dict(), f"{text}\n\n{table([head, *rows])}", ("progress.png",))
-
-
-ANALYSES: dict[str, Callable[[Job], Found]] = {
-    "redundancy": look_at_redundancy,
-    "convergence": look_at_convergence,
-    "sweeps": look_at_sweeps,
-    "runtime": look_at_runtime,
-    "memory": look_at_memory,
-    "progress": look_at_progress,
-}
+    texts.append(f"written to {args.out}: {', '.join(files)}")
+    cli.report(doc | {"files": files}, "\n\n".join(texts), as_json=args.json)

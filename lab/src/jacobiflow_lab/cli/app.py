@@ -17,9 +17,9 @@ from jacobiflow_lab.app.serve import serve
 class Args:
     """Open the playground, a page for the browser.
 
-    Samples a model by sequential decoding and by a plan, side by side; walks through the sweeps of a
-    block; inverts digits that are drawn or uploaded; shows and makes the tuned plans of this machine.
-    It asks nothing of the internet. Ctrl-C ends it.
+    The page samples a model sequentially and by a plan, side by side; steps through the sweeps of a block;
+    inverts digits that are drawn or uploaded; shows and tunes the plans of this machine. It needs no
+    internet. Ctrl-C ends it.
 
     example: jacobiflow app --model mnist --port 7860
     """
@@ -27,13 +27,13 @@ class Args:
     model: str = "mnist"
     """The model shown first: a bundled name, a checkpoint folder or a hub id."""
     port: int = 7860
-    """Port to listen on; 0 is any free one."""
+    """Port to listen on. 0 means any free port."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 lets other machines in. They use this machine's address or a name
-    given with --allow-host."""
+    """Address to listen on. 0.0.0.0 lets other machines in, by this machine's address or by a name given
+    with --allow-host."""
     allow_host: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")] = ()
-    """Answer to this name too; may be repeated. Without it the page answers to localhost, to --host and to
-    the address that a visitor connects to; requests for other hosts are rejected."""
+    """A further name that the page answers to; may be repeated. Default: localhost, --host and the address
+    that a visitor connects to. Requests for other hosts are rejected."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
 
     def ready(address: str) -> None:
         if args.host not in LOOPBACK:
-            note("everybody who can reach this machine can use the page: there is no password")
+            note("anybody who can reach this machine can use the page: it has no password")
         print(f"the playground is at {address} (Ctrl-C ends it)", flush=True)
 
     serve(

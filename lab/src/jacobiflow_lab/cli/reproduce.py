@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import fill
@@ -13,62 +13,63 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jacobiflow.cli.options import listing, make_folder, note, parse, pick_device, report, table
-from jacobiflow.cli.train import train
 from jacobiflow.core.processes import World
-from jacobiflow.training.recipe import Recipe
+from jacobiflow.training.train import train
 from jacobiflow_lab.baselines import train_baseline
 from jacobiflow_lab.baselines.training import Kind
-from jacobiflow_lab.paper.claims import judge_claims, verdict_word
-from jacobiflow_lab.paper.item import Doc, Item, cell_text
+from jacobiflow_lab.paper.assets import local_recipe
+from jacobiflow_lab.paper.judge import judge_claims, verdict_word
 from jacobiflow_lab.paper.models import SCALES, Model
-from jacobiflow_lab.paper.publish import conclude
 from jacobiflow_lab.paper.registry import ITEMS, choose
-from jacobiflow_lab.paper.runner import load_all, run_items
-from jacobiflow_lab.paper.workshop import Workshop
+from jacobiflow_lab.paper.report import write_report
+from jacobiflow_lab.paper.runner import load_rows, run_items
+from jacobiflow_lab.paper.schema import Doc, Item
+from jacobiflow_lab.paper.session import Session
+from jacobiflow_lab.paper.tables import Grid, layout
 
 
 @dataclass(frozen=True)
 class Args:
-    """Measure every table and figure of the paper again, and set ours beside its own.
+    """Measure the tables and figures of the paper again, and show ours beside its own.
 
     Writes ITEM/MODEL.json with its pictures, claims.json and a self-contained report.html into --out.
-    What is there with the same settings is not measured again: the same command goes on where it was.
-    Rows that need data or weights that are not there say so.
+    Rerun the command to resume: what is there with the same settings is not measured again.
+    Rows that need missing data or weights say what is missing.
 
-    example: jacobiflow reproduce --data-dir ../shared/data --out out/paper
+    example: jacobiflow reproduce --data-dir data --out report
              jacobiflow reproduce sweeps convergence --models mnist
     """
 
     items: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Which tables and figures; left out: all. `jacobiflow reproduce list` lists them."""
+    """Tables and figures. Default: all. `jacobiflow reproduce list` lists them."""
     scale: Literal["cpu", "paper"] = "cpu"
     """cpu: small models, an hour on two cores. paper: the paper's models and rules, with a GPU."""
-    out: Path = Path("out/paper")
-    """Folder for what is written."""
+    out: Path = Path("report")
+    """Folder for results."""
     models: tuple[str, ...] = ()
-    """Only these models. Left out: all of the scale."""
+    """Only these models. Default: all of the scale."""
     models_dir: tuple[Path, ...] = ()
-    """Folders of trained models, one folder a model; they come before the bundled ones."""
-    data_dir: Path = Path("../shared/data")
-    """Folder of the data sets."""
-    records: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = Path("docs/report")
-    """A published report: what it says stands where weights are missing. None: rows say what is missing."""
+    """Folders of trained models, one folder per model. They take precedence over the bundled ones."""
+    data_dir: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Folder of the data sets, such as cifar10.npz. Rows that need data are skipped without it."""
+    records: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """A published report, such as docs/report: its rows are used where weights are missing."""
     ddim: str = ""
-    """Weights of DDIM: a diffusers folder or hub id. Left out: MODEL-ddim in --models-dir."""
+    """Weights of DDIM: a diffusers folder or hub id. Default: MODEL-ddim in --models-dir."""
     train_missing: bool = False
-    """Train models and baselines that are not there, into --out/trained. This takes hours."""
+    """Train missing models and baselines into --out/trained. This takes hours."""
     samples: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Samples judged for each method. Left out: the scale's."""
+    """Samples scored per method. Default: the scale's."""
     clip: str = ""
-    """A CLIP for CLIP-IQA: a folder in transformers' format or a hub id."""
+    """A CLIP model for CLIP-IQA: a folder in transformers' format or a hub id."""
     guidance: float = 0.0
-    """Annealed guidance of the samples that are judged and shown. Times are without."""
+    """Annealed guidance of the samples that are scored and shown. Times are without guidance."""
     seed: int = 0
-    """Of the noise; runs take this one and those after it."""
+    """Seed of the noise. Several runs use consecutive seeds."""
     again: bool = False
-    """Measure what is there already, too."""
+    """Measure again what is already there."""
     publish: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Copy report and JSON there, without pictures that may not be handed on."""
+    """Also write a copy of report and JSON without pictures that may not be redistributed."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     json: bool = False
@@ -79,47 +80,32 @@ def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = parse(Args, argv, command="reproduce")
     if args.items == ("list",):
-        print(listing((item.name, f"{item.title} ({item.shows})") for item in ITEMS.values()))
+        print(listing((item.name, f"{item.paper.title} ({item.paper.shows})") for item in ITEMS.values()))
         return
     check(args)
     items = choose(args.items)
     make_folder(args.out)
-    device = pick_device(args.device)
-    shop = Workshop(
-        scale=SCALES[args.scale],
-        out=args.out,
-        data_dir=args.data_dir,
-        models_dirs=args.models_dir,
-        records=args.records,
-        ddim=args.ddim,
-        device=device,
-        seed=args.seed,
-        samples=args.samples,
-        clip=args.clip,
-        guidance=args.guidance,
-        train=partial(train_model, args) if args.train_missing else None,
-        train_baseline=partial(train_generator, args) if args.train_missing else None,
-        note=note,
-    )
+    session = open_session(args)
     command = shlex.join(["jacobiflow", "reproduce", *argv])
-    run_items(shop, items, models=args.models, command=command, again=args.again, say=note)
-    every = list(ITEMS.values())
-    docs = load_all(args.out, every, shop.scale)
+    measured = run_items(session, items, models=args.models, command=command, again=args.again, progress=note)
+    docs = load_rows(args.out, list(ITEMS.values()), session.scale, measured)
     claims = judge_claims(docs)
-    page = conclude(args.out, every, docs, claims)
+    page = write_report(args.out, docs, claims)
     if args.publish is not None:
-        conclude(args.out, every, docs, claims, to=args.publish)
-    doc = {
+        write_report(args.out, docs, claims, to=args.publish)
+    tables = {item.name: [layout(one, docs[item.name]) for one in item.tables] for item in items}
+    doc: Doc = {
         "out": str(args.out),
         "report": str(page),
-        "items": {item.name: docs[item.name] for item in items},
-        "claims": [c for c in claims if c["item"] in {item.name for item in items}],
+        "items": {name: docs[name] for name in tables},
+        "tables": {name: [grid.to_dict() for grid in grids] for name, grids in tables.items()},
+        "claims": [claim for claim in claims if claim["item"] in tables],
     }
-    report(doc, text(items, docs, doc["claims"], page), as_json=args.json)
+    report(doc, text(items, tables, doc["claims"], page), as_json=args.json)
 
 
 def check(args: Args) -> None:
-    """What can be wrong before anything is measured."""
+    """Reject wrong options before anything is measured."""
     if args.samples is not None and args.samples < 8:
         raise ValueError(f"--samples must be 8 or more, not {args.samples}")
     if args.seed < 0:
@@ -129,47 +115,56 @@ def check(args: Args) -> None:
     for name in args.models:
         if name not in known:
             raise ValueError(f"--models of --scale {args.scale} are {', '.join(known)}, not {name!r}")
-    for folder in args.models_dir:
-        if not folder.is_dir():
-            raise ValueError(f"--models-dir {folder} is no folder")
+    folders = [("--models-dir", folder) for folder in args.models_dir]
+    for option, folder in (*folders, ("--data-dir", args.data_dir), ("--records", args.records)):
+        if folder is not None and not folder.is_dir():
+            raise ValueError(f"{option} {folder} is not a folder")
 
 
-def recipe_of(args: Args, model: Model) -> Recipe:
-    """The recipe, with its data where they are."""
-    recipe = Recipe.load(model.recipe)
-    local = args.data_dir / recipe.data.source
-    if recipe.data.source and local.exists():
-        recipe = replace(recipe, data=replace(recipe.data, source=str(local)))
-    return recipe
-
-
-def train_model(args: Args, model: Model, out: Path) -> None:
-    """A model by its recipe; a run that was cut short goes on."""
-    train(recipe_of(args, model), out, pick_device(args.device), World())
-
-
-def train_generator(args: Args, kind: Kind, model: Model, out: Path) -> None:
-    """A baseline on the model's data, for as long as the model is trained."""
-    recipe = recipe_of(args, model)
-    train_baseline(
-        kind,
-        recipe.data,
-        3600 * model.hours,
-        out,
-        options={"flip": recipe.training.flip},
+def open_session(args: Args) -> Session:
+    """The session that the options describe."""
+    session = Session(
+        scale=SCALES[args.scale],
+        out=args.out,
+        data_dir=args.data_dir,
+        models_dirs=args.models_dir,
+        records=args.records,
+        ddim=args.ddim,
         device=pick_device(args.device),
-        progress=note,
+        seed=args.seed,
+        samples=args.samples,
+        clip=args.clip,
+        guidance=args.guidance,
+        note=note,
     )
+    if args.train_missing:
+        session.train = partial(train_model, session)
+        session.train_baseline = partial(train_generator, session)
+    return session
 
 
-def text(items: Sequence[Item], docs: dict[str, dict[str, Doc]], claims: Any, page: Path) -> str:
-    """Tables for people."""
+def train_model(session: Session, model: Model, out: Path) -> None:
+    """Train a model by its recipe; an interrupted run resumes."""
+    train(local_recipe(session, model), out, session.device, World())
+
+
+def train_generator(session: Session, kind: Kind, model: Model, out: Path) -> None:
+    """Train a baseline on the model's data, for as long as the model is trained."""
+    recipe = local_recipe(session, model)
+    options = {"flip": recipe.training.flip}
+    seconds = 3600 * model.hours
+    train_baseline(kind, recipe.data, seconds, out, options=options, device=session.device, progress=note)
+
+
+def text(items: Sequence[Item], tables: dict[str, list[Grid]], claims: Any, page: Path) -> str:
+    """Tables and verdicts for the terminal."""
     parts = []
     for item in items:
-        for one in item.tables(docs[item.name]):
-            rows = [[cell_text(cell, docs[item.name]) for cell in row] for row in one.rows]
-            said = "\n\n" + fill(one.note, 100) if one.note else ""
-            parts.append(f"{item.title} ({item.shows}). {one.title}\n{table([one.head, *rows])}{said}")
+        for grid in tables[item.name]:
+            note_below = "\n\n" + fill(grid.note, 100) if grid.note else ""
+            parts.append(
+                f"{item.paper.title} ({item.paper.shows}). {grid.title}\n{table(grid.texts())}{note_below}"
+            )
     lines = [
         f"  {verdict_word(entry):<14}  {model}: {claim['text']}"
         for claim in claims

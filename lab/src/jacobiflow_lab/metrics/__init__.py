@@ -6,39 +6,29 @@
 1.0
 """
 
-from jacobiflow_lab.metrics.brisque import Brisque, brisque_scores, mean_brisque
-from jacobiflow_lab.metrics.clip_iqa import ClipIQA, ClipScorer, mean_clip_iqa
+from jacobiflow_lab.metrics.brisque import brisque_scores, mean_brisque
+from jacobiflow_lab.metrics.clip_iqa import ClipScorer, mean_clip_iqa
 from jacobiflow_lab.metrics.errors import MetricError
-from jacobiflow_lab.metrics.evaluation import METRICS, Report, check_request, evaluate, evaluate_pictures
-from jacobiflow_lab.metrics.fid import FID, KID, Moments, fid_of, frechet, kid
-from jacobiflow_lab.metrics.inception import Inception, Network, as_pixels, features, load_inception
-from jacobiflow_lab.metrics.likelihood import BitsPerDim
-from jacobiflow_lab.metrics.paired import Paired, paired_distance
-from jacobiflow_lab.metrics.pictures import Judges, real_moments
-from jacobiflow_lab.metrics.reconstruction import Invertibility, Reconstruction, reconstruct
-from jacobiflow_lab.metrics.shares import Shares
+from jacobiflow_lab.metrics.evaluation import Report, evaluate, evaluate_pictures
+from jacobiflow_lab.metrics.fid import fid_of, frechet, kid
+from jacobiflow_lab.metrics.inception import as_pixels, features, load_inception
+from jacobiflow_lab.metrics.metric import Metric
+from jacobiflow_lab.metrics.moments import Moments, real_moments
+from jacobiflow_lab.metrics.paired import paired_distance
+from jacobiflow_lab.metrics.reconstruction import reconstruct
+from jacobiflow_lab.metrics.registry import METRICS
+from jacobiflow_lab.metrics.samples import Draw
 
 __all__ = [
-    "FID",
-    "KID",
     "METRICS",
-    "BitsPerDim",
-    "Brisque",
-    "ClipIQA",
     "ClipScorer",
-    "Inception",
-    "Invertibility",
-    "Judges",
+    "Draw",
+    "Metric",
     "MetricError",
     "Moments",
-    "Network",
-    "Paired",
-    "Reconstruction",
     "Report",
-    "Shares",
     "as_pixels",
     "brisque_scores",
-    "check_request",
     "evaluate",
     "evaluate_pictures",
     "features",

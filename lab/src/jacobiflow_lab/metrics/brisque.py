@@ -1,10 +1,10 @@
 """BRISQUE: how natural the pixels of an image are, without a reference (Mittal et al., 2012).
 
 Lower is better: the score is a predicted loss of quality, whatever arrow the paper prints beside it. The
-trained regression is that of the package brisque. The method looks at statistics of 7 x 7 neighbourhoods at
-full and at half size, and was trained on photographs of several hundred pixels. On 28 or 32 pixels it works,
-but scores scatter widely (they leave the usual 0 to 100 on both sides), drawings such as MNIST's digits are
-far from all it knows, and images of one colour have no score. Means over many images of one size compare
+trained regression is that of the package brisque. The method uses statistics of 7 x 7 neighbourhoods at full
+and at half size, and was trained on photographs of several hundred pixels. On 28 or 32 pixels it works, but
+scores scatter widely and leave the usual range of 0 to 100. Drawings such as MNIST's digits are unlike its
+training data, and images of one colour have no score. Use means over many images of one size to compare
 decoders of one model, and nothing else.
 """
 
@@ -22,12 +22,10 @@ from torch import Tensor
 
 from jacobiflow_lab.metrics.errors import MetricError, optional
 from jacobiflow_lab.metrics.inception import as_pixels
+from jacobiflow_lab.metrics.metric import Metric, Score, mean_and_error
 
-SMALLEST = 16  # pixels a side: its half still holds a neighbourhood
-NOTE = "lower is better, whatever arrow the paper prints"
-SMALL = (
-    "; made for photographs: on images this small it scatters widely, so compare means of equal sizes only"
-)
+MIN_SIDE = 16  # pixels: half of it still holds a neighbourhood
+SMALL_SIDE = 128  # pixels: below it scores scatter widely
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,38 +42,33 @@ class Brisque:
 def brisque_scores(images: Tensor) -> Tensor:
     """The score of each image [N, 1 or 3, H, W], uint8 or floats in [-1, 1]; NaN where there is none."""
     pixels = as_pixels(images)
-    if min(pixels.shape[2:]) < SMALLEST:
+    if min(pixels.shape[2:]) < MIN_SIDE:
         raise MetricError(
-            f"BRISQUE needs images of {SMALLEST} pixels a side or more, not {list(pixels.shape[2:])}"
+            f"BRISQUE needs images of {MIN_SIDE} pixels per side or more, not {list(pixels.shape[2:])}"
         )
     rows = pixels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu().numpy()
-    judge = _judge()
+    scorer = _scorer()
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # images without a score say so by their NaN
-        return torch.tensor([float(judge.score(row)) for row in rows], dtype=torch.float64)
+        warnings.simplefilter("ignore")  # an image without a score gets NaN
+        return torch.tensor([float(scorer.score(row)) for row in rows], dtype=torch.float64)
 
 
 def mean_brisque(scores: Tensor, side: int) -> Brisque:
-    """Over images of `side` pixels, of their scores [N]."""
-    kept = scores[scores.isfinite()]
-    if len(kept) < 2:
-        raise MetricError(f"BRISQUE: {len(kept)} of {len(scores)} images have a score, 2 are needed")
-    return Brisque(
-        value=float(kept.mean()),
-        error=float(kept.std() / len(kept) ** 0.5),
-        images=len(kept),
-        no_score=len(scores) - len(kept),
-        note=NOTE + (SMALL if side < 128 else ""),
-    )
+    """The mean of scores [N] of images of `side` pixels."""
+    mean = mean_and_error("BRISQUE", scores)
+    note = "lower is better, whatever arrow the paper prints"
+    if side < SMALL_SIDE:
+        note += "; made for photographs: on images this small it scatters widely, compare equal sizes only"
+    return Brisque(**mean, no_score=len(scores) - mean["images"], note=note)
 
 
 @functools.cache
-def _judge() -> Any:
+def _scorer() -> Any:
     """The package's BRISQUE with a fit that always ends in the range that the method defines.
 
-    The package looks for the shape of a generalised Gaussian by a root finder that runs away where the data
-    are flatter than any such Gaussian, as in many CIFAR images, and then gives the same score to all of them.
-    The method as published takes the nearest shape from 0.2 to 10.
+    The package finds the shape of a generalised Gaussian by a root finder. It diverges where the data are
+    flatter than any such Gaussian, as in many CIFAR images, and all of these then get the same score. The
+    published method takes the nearest shape from 0.2 to 10.
     """
     base: Any = optional("brisque", "BRISQUE").BRISQUE
     special = optional("scipy.special", "BRISQUE")
@@ -86,7 +79,7 @@ def _judge() -> Any:
     shapes = np.linspace(0.2, 10, 9801)
     ratios = ratio(shapes)  # grows with the shape
 
-    class Judge(base):  # type: ignore[misc]
+    class Scorer(base):  # type: ignore[misc]
         def asymmetric_generalized_gaussian_fit(self, x: npt.NDArray[Any]) -> tuple[float, ...]:
             left, right = (np.sqrt(np.mean(np.square(part))) for part in (x[x < 0], x[x >= 0]))
             skew = left / right
@@ -97,4 +90,21 @@ def _judge() -> Any:
             mean = (right - left) * scale * special.gamma(2 / shape) / special.gamma(1 / shape)
             return shape, mean, left, right
 
-    return Judge(url=False)
+    return Scorer(url=False)
+
+
+def _load(clip: str, device: torch.device) -> Score:
+    _scorer()  # a missing package is reported before any work is done
+    return brisque_scores
+
+
+BRISQUE = Metric(
+    name="brisque",
+    help="how natural the pixels of each sample are, without a reference; lower is better",
+    needs=("images",),
+    packages=("brisque",),
+    score=_load,
+    rows=(("BRISQUE", "{value:.2f} ± {error:.2f}", "lower", "{images:,} samples"),),
+    note="BRISQUE: {note}",
+    result=lambda evidence: mean_brisque(evidence["samples"].scores["brisque"], evidence["samples"].side),
+)

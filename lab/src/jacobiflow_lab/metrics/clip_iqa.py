@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from jacobiflow_lab.metrics.errors import MetricError, optional
 from jacobiflow_lab.metrics.inception import as_pixels
+from jacobiflow_lab.metrics.metric import Metric, mean_and_error
 
-PUBLIC = "openai/clip-vit-base-patch16"
-GIVE = (
+HOW_TO_GIVE_ONE = (
     "give one as --clip (clip= in Python): a folder with config.json, model.safetensors and the files of "
-    f"tokenizer and processor, or a hub id such as {PUBLIC}"
+    "tokenizer and processor, or a hub id such as openai/clip-vit-base-patch16"
 )
 
 
@@ -34,7 +34,7 @@ class ClipIQA:
     clip: str
 
 
-class _Plain(nn.Module):
+class _TensorFeatures(nn.Module):
     """A CLIP whose features are tensors, in whatever form this version of transformers returns them."""
 
     def __init__(self, clip: Any) -> None:
@@ -48,13 +48,13 @@ class _Plain(nn.Module):
         return _tensor(self.clip.get_image_features(pixel_values=pixels))
 
 
-def _tensor(found: Any) -> Tensor:
-    return found if isinstance(found, Tensor) else found.pooler_output
+def _tensor(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output.pooler_output
 
 
 @contextmanager
 def _quiet(logging: Any) -> Iterator[None]:
-    """Without the bars and advice of transformers: what is wrong is raised."""
+    """Hide the progress bars and advice of transformers; errors are raised."""
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -74,14 +74,14 @@ class ClipScorer:
 
     def __init__(self, clip: str | None, device: torch.device | str = "cpu") -> None:
         if not clip:
-            raise MetricError(f"CLIP-IQA needs the weights of a CLIP: {GIVE}")
+            raise MetricError(f"CLIP-IQA needs the weights of a CLIP: {HOW_TO_GIVE_ONE}")
         module = optional("torchmetrics.multimodal.clip_iqa", "CLIP-IQA")
         transformers = optional("transformers", "CLIP-IQA")
         self.clip = clip
 
         def load() -> tuple[nn.Module, Any]:
             model = transformers.CLIPModel.from_pretrained(clip, use_safetensors=True)
-            return _Plain(model.eval()), transformers.CLIPProcessor.from_pretrained(clip)
+            return _TensorFeatures(model.eval()), transformers.CLIPProcessor.from_pretrained(clip)
 
         try:
             with warnings.catch_warnings(), _quiet(transformers.utils.logging):
@@ -89,9 +89,11 @@ class ClipScorer:
                 self.metric = module.CLIPImageQualityAssessment(load, sync_on_compute=False).to(device)
         except MetricError:
             raise
-        except Exception as error:  # which of many, depends on what is missing or damaged
+        except Exception as error:  # its type depends on what is missing or damaged
             reason = (str(error).split("\n")[0] or type(error).__name__)[:120]
-            raise MetricError(f"CLIP-IQA: {clip} holds no CLIP that can be used ({reason}): {GIVE}") from None
+            raise MetricError(
+                f"CLIP-IQA: {clip} is not a usable CLIP ({reason}): {HOW_TO_GIVE_ONE}"
+            ) from None
 
     def __call__(self, images: Tensor) -> Tensor:
         """Scores [N] of images [N, 1 or 3, H, W], uint8 or floats in [-1, 1]."""
@@ -100,17 +102,21 @@ class ClipScorer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.metric.update(pixels.to(self.metric.device))  # 0 .. 255: the processor scales them itself
-            found: Tensor = self.metric.compute()
-        return found.reshape(-1).double().cpu()
+            scores: Tensor = self.metric.compute()
+        return scores.reshape(-1).double().cpu()
 
 
 def mean_clip_iqa(scores: Tensor, clip: str) -> ClipIQA:
-    """Over images, of their scores [N]."""
-    if len(scores) < 2:
-        raise MetricError(f"CLIP-IQA: {len(scores)} images have a score, 2 are needed")
-    return ClipIQA(
-        value=float(scores.mean()),
-        error=float(scores.std() / len(scores) ** 0.5),
-        images=len(scores),
-        clip=clip,
-    )
+    """The mean of scores [N]."""
+    return ClipIQA(**mean_and_error("CLIP-IQA", scores), clip=clip)
+
+
+CLIP_IQA = Metric(
+    name="clip-iqa",
+    help='probability of "Good photo." against "Bad photo." by a CLIP; higher is better',
+    needs=("images", "clip"),
+    packages=("torchmetrics", "transformers"),
+    score=ClipScorer,
+    rows=(("CLIP-IQA", "{value:.4f} ± {error:.4f}", "higher", "{images:,} samples"),),
+    result=lambda evidence: mean_clip_iqa(evidence["samples"].scores["clip-iqa"], evidence["clip"]),
+)

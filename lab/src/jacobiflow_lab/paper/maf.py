@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,22 +11,15 @@ from torch import Tensor
 
 from jacobiflow.core.plan import Plan
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.maf import MAF
-from jacobiflow_lab.metrics import ising
-from jacobiflow_lab.paper import drawing, paper_figures
-from jacobiflow_lab.paper.item import (
-    Cell,
-    Doc,
-    Docs,
-    Figure,
-    Item,
-    Picture,
-    Result,
-    Table,
-    missing_rows,
-    present,
-)
-from jacobiflow_lab.paper.workshop import TAU, Context
+from jacobiflow_lab.lattice import evaluation as ising
+from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
+from jacobiflow_lab.paper import figures
+from jacobiflow_lab.paper.assets import data_shape
+from jacobiflow_lab.paper.sampling import TAU
+from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
+from jacobiflow_lab.paper.session import Task
+from jacobiflow_lab.paper.tables import Column, Table
+from jacobiflow_lab.paper.timing import clock, deviation
 
 IMAGES = 100  # the paper's
 FULL = "sequential, full passes"
@@ -36,7 +28,7 @@ Decoder = Callable[[Tensor], Tensor]
 
 
 def full_passes(flow: Flow, z: Tensor) -> Tensor:
-    """Every block inverted by as many passes as it has positions, none of them cached: what libraries do."""
+    """Every block inverted by one uncached pass per position, as other libraries do it."""
     seq = flow.to_prior(z)
     with torch.no_grad():
         for block in flow.bound_blocks(len(z), backend="torch"):
@@ -47,8 +39,13 @@ def full_passes(flow: Flow, z: Tensor) -> Tensor:
         return flow.from_sequence(seq)
 
 
+def paper_plan(flow: Flow) -> Plan:
+    """The paper's sweeps: tau bounds absolute changes."""
+    return flow.selective(TAU, "zeros").resolved("absolute")
+
+
 def decoders(flow: Flow) -> dict[str, Decoder]:
-    """The methods of both tables; "selective" is the family's: MAFs sweep all blocks, as in the paper."""
+    """The methods of both tables. "selective" sweeps all blocks of a MAF, as in the paper."""
     return {
         FULL: lambda z: full_passes(flow, z),
         "sequential, cached": lambda z: flow.decode(z, "sequential").x,
@@ -57,107 +54,73 @@ def decoders(flow: Flow) -> dict[str, Decoder]:
     }
 
 
-def paper_plan(flow: Flow) -> Plan:
-    """The paper's sweeps: tau bounds absolute changes."""
-    return flow.selective(TAU, "zeros").in_unit("absolute")
-
-
-def clock(run: Decoder, z: Tensor, batch: int) -> tuple[float, Tensor]:
-    """Seconds and samples of noise z, `batch` at a time; one row beforehand pays for what is made once."""
+def clock_batches(run: Decoder, z: Tensor, batch: int) -> tuple[float, Tensor]:
+    """Seconds and samples of noise z in batches; one row beforehand pays for what is made at first use."""
     run(z[:1])
-    began = time.perf_counter()
-    x = torch.cat([run(part) for part in torch.split(z, batch)])
-    if z.device.type == "cuda":
-        torch.cuda.synchronize(z.device)
-    return time.perf_counter() - began, x
+    return clock(z.device, lambda: torch.cat([run(part) for part in torch.split(z, batch)]))
 
 
-def row(name: str, seconds: float, x: Tensor, exact: Tensor, first: float) -> dict[str, Any]:
-    """One method beside sequential decoding of the same noise."""
-    off = (x - exact).abs()
-    off = off[off.isfinite()]
-    return {
-        "method": name,
-        "seconds": seconds,
-        "speedup": first / seconds,
-        "largest": float(off.max()),
-        "mean": float(off.mean()),
-        "not_finite": int((~x.isfinite().all(1)).sum()),
-    }
+def row(name: str, seconds: float, x: Tensor, exact: Tensor, slowest: float) -> dict[str, Any]:
+    """One method beside sequential decoding of the same noise. slowest: seconds of full passes."""
+    nonfinite = int((~x.isfinite().all(1)).sum())
+    times = {"method": name, "seconds": seconds, "speedup": slowest / seconds}
+    return times | deviation(x, exact) | {"not_finite": nonfinite}
 
 
-def run_mnist(context: Context) -> Result:
+def run_mnist(task: Task) -> Result:
     """100 images of the same noise by every method."""
-    flow, z = context.flow, context.flow.noise(IMAGES, context.seed)
-    found = {name: clock(run, z, IMAGES) for name, run in decoders(flow).items()}
-    first, exact = found[FULL]
+    flow, z = task.flow, task.flow.noise(IMAGES, task.seed)
+    found = {name: clock_batches(run, z, IMAGES) for name, run in decoders(flow).items()}
+    slowest, exact = found[FULL]
     rows = [
-        row(name, seconds, x, exact, first)
+        row(name, seconds, x, exact, slowest)
         | {"pixels_alike": ((x > 0) == (exact > 0)).double().mean().item()}
         for name, (seconds, x) in found.items()
     ]
     sweeps = [b.sweeps.double().mean().item() for b in flow.decode(z, "selective").stats.blocks]
-    path = context.picture("samples")
-    side = context.workshop.shape(context.model)[1]
+    path = task.picture("samples")
     # Training saw bit + u - 1 with u uniform in [0, 1): the bit is 1 where that is positive.
-    shown = {
-        name: ((found[name][1] > 0).byte() * 255).reshape(-1, 1, side, side)[:60] for name in (FULL, PAPER)
-    }
-    titles = {
-        f"{name}, {r['speedup']:.0f}x" if name != FULL else name: shown[name]
-        for r in rows
-        if (name := r["method"]) in shown
-    }
-    drawing.grids(path, titles, columns=20, across=1)
+    bits = {name: (x > 0).byte().reshape(-1, *data_shape(flow))[:60] * 255 for name, (_, x) in found.items()}
+    faster = next(r["speedup"] for r in rows if r["method"] == PAPER)
+    figures.grids(path, {FULL: bits[FULL], f"{PAPER}, {faster:.0f}x": bits[PAPER]}, columns=20, across=1)
+    caption = "Binary MNIST: the same noise by both. MAFs of this kind draw poorly."
     return Result(
         data={"rows": rows, "sweeps": sweeps, "tol": flow.default_tol, "tau": TAU},
         counts={"images": IMAGES, "runs": 1},
-        seeds={"noise": context.seed},
-        pictures=(
-            Picture(path.name, "Binary MNIST: the same noise by both. MAFs of this kind draw poorly."),
-        ),
+        pictures=(Picture(path.name, caption),),
     )
 
 
-def run_ising(context: Context) -> Result:
-    """Observables and seconds of every method, at CPU scale timed on fewer samples, in proportion."""
-    flow, scale = context.flow, context.scale
-    wanted = max(context.workshop.samples or 0, scale.ising)
-    batch, n = min(1000, wanted), max(wanted, 2)
+def run_ising(task: Task) -> Result:
+    """Observables and seconds of every method; at CPU scale timed on fewer samples and extrapolated."""
+    flow, scale = task.flow, task.scale
+    n = max(task.session.samples or 0, scale.ising, 2)
+    batch = min(1000, n)
     share = 1 if scale.name == "paper" else 10
-    timed_on = {FULL: max(2, n // (50 * share))}
-    rows: list[dict[str, Any]] = []
-    check = flow.noise(min(batch, 200), context.seed)
+    check = flow.noise(min(batch, 200), task.seed)
     exact = full_passes(flow, check)
+    rows: list[dict[str, Any]] = []
     for name, run in decoders(flow).items():
-        count = timed_on.get(name, max(2, n // share))
-        seconds, _ = clock(run, flow.noise(count, context.seed), batch)
-        one = row(
-            name, seconds * n / count, run(check), exact, rows[0]["seconds"] if rows else seconds * n / count
-        )
-        rows.append(one | {"timed_on": count})
-    plans = ((1, flow.plan("sequential")), (2, flow.plan("selective")), (3, paper_plan(flow)))
-    for place, plan in plans:
-        count = n if place == 2 else rows[place]["timed_on"]
+        count = max(2, n // (50 * share if name == FULL else share))
+        part, _ = clock_batches(run, flow.noise(count, task.seed), batch)
+        seconds = part * n / count
+        slowest = rows[0]["seconds"] if rows else seconds
+        rows.append(row(name, seconds, run(check), exact, slowest) | {"timed_on": count})
+    for i, plan in enumerate((flow.plan("sequential"), flow.plan("selective"), paper_plan(flow)), start=1):
+        count = n if i == 2 else rows[i]["timed_on"]
         decode = partial(flow.decode, plan=plan)
-        found = ising.evaluate(flow, samples=count, seed=context.seed, batch=batch, decode=decode)
-        rows[place] |= {"observed": found.to_dict()}
+        observed = ising.evaluate(flow, samples=count, seed=task.seed, batch=batch, decode=decode)
+        rows[i]["observed"] = observed.to_dict()
+    about = {"tol": flow.default_tol, "tau": TAU, "known": rows[2]["observed"], "flow": describe(flow)}
     return Result(
-        data={
-            "rows": rows,
-            "tol": flow.default_tol,
-            "tau": TAU,
-            "known": rows[2]["observed"],
-            "flow": shape(flow),
-        },
+        data={"rows": rows} | about,
         counts={"samples": n, "compared": len(check)},
-        seeds={"noise": context.seed},
     )
 
 
-def shape(flow: Flow) -> Doc:
+def describe(flow: Flow) -> Doc:
     """What kind of MAF it is."""
-    assert isinstance(flow, MAF)
+    assert isinstance(flow, LatticeFlow)
     blocks = flow.config.blocks
     also = ", a linear layer" if flow.config.linear else ""
     local = f", sites within {flow.config.reach}" if flow.config.reach else ""
@@ -167,128 +130,69 @@ def shape(flow: Flow) -> Doc:
     }
 
 
-def mnist_tables(docs: Docs) -> list[Table]:
-    """Seconds for 100 images."""
-    head = ("model", "method", "seconds", "speed-up", "pixels alike", "largest dev.", "not finite")
-    rows: list[Sequence[Cell]] = []
-    for model in present(docs):
-        for i, found in enumerate(docs[model]["data"]["rows"]):
-            at = f"rows/{i}"
-            rows.append(
-                (
-                    model if i == 0 else "",
-                    found["method"],
-                    Figure(model, f"{at}/seconds"),
-                    (Figure(model, f"{at}/speedup", "{:.1f}"), "x"),
-                    Figure(model, f"{at}/pixels_alike", "{:.2%}"),
-                    Figure(model, f"{at}/largest", "{:.2g}"),
-                    Figure(model, f"{at}/not_finite", "{}"),
-                )
-            )
-    note = (
-        "100 images of the same noise, once. Full passes are what nflows does: one over all positions for "
-        "each position; the cache of hidden units is ours. Sweeps stop at 1e-4 unless tau is given. Pixels: "
-        "black or white as by full passes."
-    )
-    return [Table(title="Ours", head=head, rows=[*rows, *missing_rows(docs, len(head))], note=note)]
-
-
-def ising_tables(docs: Docs) -> list[Table]:
-    """Seconds and observables."""
-    head = ("model", "method", "seconds", "speed-up", "energy per site", "|m|", "largest dev.", "timed on")
-    rows: list[Sequence[Cell]] = []
-    for model in present(docs):
-        for i, found in enumerate(docs[model]["data"]["rows"]):
-            at = f"rows/{i}"
-            seen: list[Cell] = ["", ""]
-            if "observed" in found:
-                seen = [
-                    (
-                        Figure(model, f"{at}/observed/{key}", "{:.4f}"),
-                        " ± ",
-                        Figure(model, f"{at}/observed/{key}_error", "{:.4f}"),
-                    )
-                    for key in ("energy_per_site", "abs_magnetization")
-                ]
-            rows.append(
-                (
-                    model if i == 0 else "",
-                    found["method"],
-                    Figure(model, f"{at}/seconds"),
-                    (Figure(model, f"{at}/speedup", "{:.1f}"), "x"),
-                    *seen,
-                    Figure(model, f"{at}/largest", "{:.2g}"),
-                    Figure(model, f"{at}/timed_on", "{:,}"),
-                )
-            )
-        known: list[Cell] = [
-            Figure(model, "known/exact_energy_per_site", "{:.4f}"),
-            Figure(model, "known/monte_carlo_abs_magnetization", "{:.4f}"),
-        ]
-        rows.append(("", "exact, Monte Carlo", "", "", *known, "", ""))
-    note = (
-        "Seconds are for all samples, in proportion to those that were timed; observables of sweeps are of "
-        "all samples, the others of those that were timed. They are of spins drawn from the fields that the "
-        "flow samples. Full passes: one a site, 256 a block, as nflows does. ising-16 decodes in classes of "
-        "sites that do not see each other, so that a library that knows of them would need 16."
-    )
-    first = Table(title="Ours", head=head, rows=[*rows, *missing_rows(docs, len(head))], note=note)
-    return [first, flows_table(docs)]
-
-
-def flows_table(docs: Docs) -> Table:
-    """How good the flows are."""
-    head = (
-        "model",
-        "kind",
-        "parameters",
-        "bound of log Z",
-        "exact",
-        "effective samples",
-        "energy, reweighted",
-    )
-    rows: list[Sequence[Cell]] = [
-        (
-            model,
-            Figure(model, "flow/shape"),
-            Figure(model, "flow/parameters", "{:,}"),
-            Figure(model, "known/log_z_bound", "{:.2f}"),
-            Figure(model, "known/exact_log_z", "{:.2f}"),
-            Figure(model, "known/effective_sample_size", "{:.2%}"),
-            (
-                Figure(model, "known/reweighted_energy_per_site", "{:.4f}"),
-                " ± ",
-                Figure(model, "known/reweighted_energy_per_site_error", "{:.4f}"),
-            ),
-        )
-        for model in present(docs)
-    ]
-    note = (
-        "The paper's kind of flow, eight affine layers trained by reverse KL, is ising-maf; it cannot hold "
-        "this distribution. Samples of both are biased as they come; weighed by p / q, those of ising-16 "
-        "are not."
-    )
-    return Table(title="Ours: the flows themselves", head=head, rows=rows, note=note)
-
+TIMES = (
+    Column("method", "{method}"),
+    Column("seconds", "{seconds:.2f}"),
+    Column("speed-up", "{speedup:.1f}x"),
+    Column("largest dev.", "{largest:.2g}"),
+)
+MNIST_TABLE = Table(
+    rows="rows",
+    columns=(*TIMES, Column("pixels alike", "{pixels_alike:.2%}"), Column("not finite", "{not_finite}")),
+    note="100 images of the same noise, one run. Full passes are what nflows does: one pass over all "
+    "positions for each position. The cache of hidden units is ours. Sweeps stop at 1e-4 unless tau is "
+    "given. Pixels: black or white as by full passes.",
+)
+ISING_TABLE = Table(
+    rows="rows",
+    columns=(
+        *TIMES,
+        Column(
+            "energy per site",
+            "{observed/energy_per_site:.4f} ± {observed/energy_per_site_error:.4f}",
+            empty="",
+        ),
+        Column("|m|", "{observed/abs_magnetization:.4f} ± {observed/abs_magnetization_error:.4f}", empty=""),
+        Column("timed on", "{timed_on:,}"),
+    ),
+    footers=(
+        "exact, Monte Carlo | | | | {known/exact_energy_per_site:.4f} | "
+        "{known/monte_carlo_abs_magnetization:.4f} |",
+    ),
+    note="Seconds are for all samples, in proportion to those that were timed. Observables of sweeps are of "
+    "all samples, the others of those that were timed. They are of spins drawn from the fields that the "
+    "flow samples. Full passes: one per site, 256 per block, as in nflows. ising-16 decodes in classes of "
+    "sites that do not see each other; a library that knows these would need 16 passes.",
+)
+FLOWS_TABLE = Table(
+    title="Ours: the flows themselves",
+    columns=(
+        Column("kind", "{flow/shape}"),
+        Column("parameters", "{flow/parameters:,}"),
+        Column("bound of log Z", "{known/log_z_bound:.2f}"),
+        Column("exact", "{known/exact_log_z:.2f}"),
+        Column("effective samples", "{known/effective_sample_size:.2%}", better="higher"),
+        Column(
+            "energy, reweighted",
+            "{known/reweighted_energy_per_site:.4f} ± {known/reweighted_energy_per_site_error:.4f}",
+        ),
+    ),
+    note="ising-maf is the paper's kind of flow: eight affine blocks trained by reverse KL. It cannot "
+    "represent this distribution. Plain samples of both are biased; reweighted by p / q, those of ising-16 "
+    "are not.",
+)
 
 MNIST = Item(
     name="maf-mnist",
-    title="MAF on binary MNIST",
-    shows="Figure A3",
     models=lambda scale: ("mnist-maf",),
     run=run_mnist,
-    tables=mnist_tables,
-    theirs=(paper_figures.maf_mnist(),),
-    words="Two strips of digits of low quality that look alike, 18.4 times faster below than above.",
+    tables=(MNIST_TABLE,),
     minutes=lambda scale, model: 0.7,
 )
 ISING = Item(
     name="maf-ising",
-    title="MAF on the Ising model",
-    shows="Table A5",
     models=lambda scale: ("ising-16", "ising-maf"),
     run=run_ising,
-    tables=ising_tables,
-    theirs=(paper_figures.ising(),),
+    tables=(ISING_TABLE, FLOWS_TABLE),
     minutes=lambda scale, model: 3.0,
 )

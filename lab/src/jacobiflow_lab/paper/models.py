@@ -1,4 +1,4 @@
-"""The models that items are measured on, at each scale, and how much of everything is measured."""
+"""The models and the amount of measuring at each scale."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ ScaleName = Literal["cpu", "paper"]
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model by its name: its recipe, the paper's name of the data, and what may be done with pictures."""
+    """A model: its recipe, the paper's data set that it stands beside, and whether pictures may be shared."""
 
     name: str
     recipe: str
-    beside: str  # the paper's data set that it stands beside; "" if it has none
+    beside: str  # the paper's data set; "": none
     hours: float  # of training by the recipe, on the machine that its scale is for
-    restricted: bool = False  # the data's licence forbids handing pictures on
+    restricted: bool = False  # the licence of the data forbids redistribution of pictures
 
 
 MODELS = {
@@ -38,21 +38,21 @@ MODELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much of everything: the paper's rules where there is a GPU, what an hour allows elsewhere."""
+    """How much is measured: by the paper's rules with a GPU, or what an hour on a CPU allows."""
 
     name: ScaleName
     images: tuple[str, ...]  # TarFlows
-    judged: tuple[str, ...]  # those whose samples get FID, the others get KID and the paired distance
+    judged: tuple[str, ...]  # get FID; the others get KID and the paired distance
     generators: tuple[str, ...]  # compared with a GAN and with DDIM
     batches: tuple[int, ...]  # timed; the last one is the table's
-    repeats: int  # decodings a run
+    repeats: int  # batches per run
     runs: int = 3
-    quality_runs: int  # runs over which quality is measured
-    samples: int | None  # judged; None is as many as the data set has
-    beyond: int | None  # judged of methods that the paper does not have; None is as many as of its own
-    few: int | None  # judged where a method is one of many; None is as many as of its own
-    scored: int | None  # of those judged, get BRISQUE and CLIP-IQA, which are slow; None is all
-    shown: int = 64  # samples of a grid
+    quality_runs: int  # runs of the quality scores
+    samples: int | None = None  # scored; None: as many as the data set has
+    beyond: int | None = None  # scored of methods that the paper does not have; None: as many as of its own
+    few: int | None = None  # scored where a method is one of many; None: all
+    scored: int | None = None  # of those, with BRISQUE and CLIP-IQA, which are slow; None: all
+    shown: int = 64  # samples in a grid
     analysed: int = 16  # samples of analyses
     reconstructed: int = 256
     ising: int = 100_000
@@ -81,10 +81,6 @@ SCALES: dict[str, Scale] = {
         batches=(256,),
         repeats=10,
         quality_runs=3,
-        samples=None,
-        beyond=None,
-        few=None,
-        scored=None,
         reconstructed=10_000,
     ),
 }

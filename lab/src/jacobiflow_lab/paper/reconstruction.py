@@ -2,89 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 
 import torch
 
 from jacobiflow_lab.analysis.plots import save_rows
 from jacobiflow_lab.metrics.reconstruction import errors, reconstruct, reconstruction
-from jacobiflow_lab.paper import paper_figures
-from jacobiflow_lab.paper.item import Cell, Docs, Figure, Item, Picture, Result, Table, missing_rows, present
-from jacobiflow_lab.paper.workshop import AT_ONCE, METHODS, TAU, Context
+from jacobiflow_lab.paper.sampling import SAMPLES_AT_ONCE, TAU, all_plans
+from jacobiflow_lab.paper.schema import Item, Picture, Result
+from jacobiflow_lab.paper.session import Task
+from jacobiflow_lab.paper.tables import Column, Table
 
-SHOWN = 12
+SHOWN = 12  # images in the picture
 
 
-def run(context: Context) -> Result:
+def run(task: Task) -> Result:
     """Test images to noise and back by every method."""
-    shop, flow = context.workshop, context.flow
-    test = shop.images(context.model)[1]
-    n = min(len(test), shop.samples or context.scale.reconstructed)
+    flow, test = task.flow, task.images[1]
+    n = min(len(test), task.session.samples or task.scale.reconstructed)
     index = torch.linspace(0, len(test) - 1, n).long()
-    plans = {m: shop.plan(context.model, m, context.scale.batches[-1], tau=TAU) for m in METHODS}
     rows, shown = {}, {}
-    for method, plan in plans.items():
-        found, pictures = [], []
-        for some in torch.split(index, AT_ONCE):
-            x = (test.pixels[some].to(shop.device).float() / 127.5 - 1).reshape(-1, *flow.data_shape)
-            labels = None if test.labels is None else test.labels[some].to(shop.device)
-            again = reconstruct(flow, x, plan, **({} if labels is None else {"labels": labels}))
-            found.append(errors(x, again))
+    for method, plan in all_plans(task, task.scale.batches[-1]).items():
+        off, pictures = [], []
+        for some in torch.split(index, SAMPLES_AT_ONCE):
+            x = (test.pixels[some].to(task.device).float() / 127.5 - 1).reshape(-1, *flow.data_shape)
+            condition = {} if test.labels is None else {"labels": test.labels[some].to(task.device)}
+            again = reconstruct(flow, x, plan, **condition)
+            off.append(errors(x, again))
             pictures.append(again)
-        rows[method] = asdict(reconstruction(torch.cat(found)))
+        rows[method] = asdict(reconstruction(torch.cat(off)))
         shown[method] = torch.cat(pictures)[:SHOWN]
     original = test.pixels[index[:SHOWN]].float() / 127.5 - 1
-    path = context.picture("reconstruction")
+    path = task.picture("reconstruction")
     save_rows(
         [("original", original), ("selective", shown["selective"].reshape(original.shape).cpu())],
         path,
-        title=f"{context.model}: test images, and decoded from their noise at tau {TAU:g}",
+        title=f"{task.model}: test images, and decoded from their noise at tau {TAU:g}",
         shown=SHOWN,
     )
+    caption = f"{task.model}: originals above, reconstructions below."
     return Result(
         data={"tau": TAU, "rows": rows},
         counts={"images": n},
-        pictures=(
-            Picture(
-                path.name, f"{context.model}: originals above, reconstructions below.", context.restricted
-            ),
-        ),
+        pictures=(Picture(path.name, caption, task.restricted),),
     )
 
 
-def tables(docs: Docs) -> list[Table]:
-    """Mean squared error of every method."""
-    head = ("model", "method", "mean squared error", "mean |error|", "largest |error|", "images")
-    rows: list[Sequence[Cell]] = []
-    for model in present(docs):
-        for i, method in enumerate(docs[model]["data"]["rows"]):
-            at = f"rows/{method}"
-            rows.append(
-                (
-                    model if i == 0 else "",
-                    method,
-                    Figure(model, f"{at}/mse", "{:.2g}"),
-                    Figure(model, f"{at}/mean", "{:.2g}"),
-                    Figure(model, f"{at}/largest", "{:.2g}"),
-                    Figure(model, f"{at}/images", "{:,}"),
-                )
-            )
-    note = (
-        "Test images in [-1, 1], encoded exactly and decoded by the method: uniform and selective from "
-        "zeros as the paper's algorithm, at tau 0.5."
-    )
-    return [Table(title="Ours", head=head, rows=[*rows, *missing_rows(docs, len(head))], note=note)]
-
+ERRORS = Table(
+    rows="rows",
+    columns=(
+        Column("method", "{#}"),
+        Column("mean squared error", "{mse:.2g}", better="lower"),
+        Column("mean |error|", "{mean:.2g}"),
+        Column("largest |error|", "{largest:.2g}"),
+        Column("images", "{images:,}"),
+    ),
+    note="Test images in [-1, 1], encoded exactly and decoded by the method. Uniform and selective start "
+    "from zeros as in the paper's algorithm, at tau 0.5.",
+)
 
 ITEM = Item(
     name="reconstruction",
-    title="Reconstruction",
-    shows="Figures A4, A5 and A6",
-    models=lambda scale: scale.images,
     run=run,
-    tables=tables,
-    theirs=(paper_figures.reconstruction(),),
-    words="Rows of originals and reconstructions that cannot be told apart.",
+    noise=False,
+    tables=(ERRORS,),
     minutes=lambda scale, model: 0.3,
 )

@@ -1,4 +1,4 @@
-"""All items, in the order in which they are run: what is cheap, or what others build on, first."""
+"""All items in the order in which they run: cheap ones, and ones that others build on, come first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jacobiflow_lab.paper import (
     tolerance,
     undertrained,
 )
-from jacobiflow_lab.paper.item import Item
+from jacobiflow_lab.paper.schema import Item
 
 ITEMS: dict[str, Item] = {
     item.name: item
@@ -42,7 +42,7 @@ ITEMS: dict[str, Item] = {
 
 
 def choose(names: tuple[str, ...]) -> list[Item]:
-    """The items of these names in the order of running; none is all."""
+    """The items of these names in the order of running. Default: all."""
     for name in names:
         if name not in ITEMS:
             raise ValueError(f"no item is called {name!r}; there are {', '.join(ITEMS)}")

@@ -1,203 +1,235 @@
-"""Runs items on models, one JSON file each; what is there already is not measured again."""
+"""Runs items on models. Each writes one JSON file; a rerun measures only what is not there yet.
+
+Where a row comes from depends on what is there. The first source that has it is used:
+
+| models and data  | sources in order                                             |
+|------------------|--------------------------------------------------------------|
+| all there        | kept, measured                                               |
+| partly missing   | kept, held, recorded, measured (the rows that can be)        |
+| missing          | held, recorded, missing                                      |
+| an item failed   | missing                                                      |
+
+kept: --out has it with the same settings, and --again was not given. held: --out has all of it, measured when
+everything was there, perhaps with other settings. recorded: --records has all of it.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 
-from jacobiflow.core.files import write_atomically
-from jacobiflow.core.records import RecordError, as_json, parse_json, read_text
+from jacobiflow.core.files import read_text, write_atomically
+from jacobiflow.core.records import RecordError, as_json, parse_json
 from jacobiflow.core.types import JacobiflowError
-from jacobiflow_lab.paper.item import Doc, Item, Lacking, Missing
+from jacobiflow_lab.paper.check_report import pictures_of
 from jacobiflow_lab.paper.models import Scale
 from jacobiflow_lab.paper.provenance import provenance
-from jacobiflow_lab.paper.reading import pictures_of
-from jacobiflow_lab.paper.report import PAGE
-from jacobiflow_lab.paper.workshop import Context, Workshop
+from jacobiflow_lab.paper.schema import PAGE, Doc, Item, Missing, PartiallyMissing
+from jacobiflow_lab.paper.session import Session, Task
 
 FORMAT = "jacobiflow-paper"
 VERSION = 2
 
 
+class Needs(Enum):
+    """How much of what an item needs is there. The value lists the sources of a row: methods of _Row."""
+
+    PRESENT = ("kept", "measured")
+    PARTIAL = ("kept", "held", "recorded", "measured")
+    ABSENT = ("held", "recorded", "missing")
+    FAILED = ("missing",)
+
+
 def run_items(
-    shop: Workshop,
+    session: Session,
     items: Sequence[Item],
     *,
     models: Sequence[str] = (),
     command: str,
     again: bool = False,
-    say: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, dict[str, Doc]]:
-    """The JSON of every item and model, by names. models: only these; none is all of the scale."""
-    pairs = [(item, m) for item in items for m in item.models(shop.scale) if not models or m in models]
-    left = sum(item.minutes(shop.scale, model) for item, model in pairs)
+    """The JSON of every item and model, by names. models: only these; empty: all of the scale."""
+    pairs = [(item, m) for item in items for m in item.models(session.scale) if not models or m in models]
+    left = sum(item.minutes(session.scale, model) for item, model in pairs)
     docs: dict[str, dict[str, Doc]] = {item.name: {} for item in items}
     for i, (item, model) in enumerate(pairs):
         began = time.perf_counter()
-        doc, fresh = run_one(shop, item, model, command=command, again=again)
+        source, doc = _Row(session, item, model, command, again).get()
         docs[item.name][model] = doc
-        left = max(left - item.minutes(shop.scale, model), 0.0)
-        state = state_of(doc, fresh)
-        took = f" in {time.perf_counter() - began:.0f} s" if fresh else ""
-        say(f"[{i + 1}/{len(pairs)}] {item.name} of {model}: {state}{took}; about {left:.0f} min to go")
+        left = max(left - item.minutes(session.scale, model), 0.0)
+        state = f"from the record of commit {doc['commit']}" if "record" in doc else "kept"
+        if source == "missing":
+            state = f"not measured: {doc['missing']}"
+        elif source == "measured":
+            state = f"measured in {time.perf_counter() - began:.0f} s"
+        progress(f"[{i + 1}/{len(pairs)}] {item.name} of {model}: {state}; about {left:.0f} min left")
     return docs
 
 
-def state_of(doc: Doc, fresh: bool) -> str:
-    """One word or line on where a row comes from."""
-    if "missing" in doc:
-        return f"not measured: {doc['missing']}"
-    if fresh:
-        return "measured"
-    return f"from the record of commit {doc['commit']}" if "record" in doc else "kept"
+class _Row:
+    """One item on one model, on its way to a JSON file."""
+
+    def __init__(self, session: Session, item: Item, model: str, command: str, again: bool) -> None:
+        folder = session.out / item.name
+        folder.mkdir(parents=True, exist_ok=True)
+        self.session, self.item, self.command = session, item, command
+        self.task = Task(session, model, folder)
+        self.path = folder / f"{model}.json"
+        self.earlier = load(self.path)
+        self.may_keep = not again
+        self.settings: Doc = {}  # {}: the model is not there
+        self.reason = ""  # what is missing
+
+    def get(self) -> tuple[str, Doc]:
+        """The row and its source; writes its JSON file."""
+        source, doc = self.first_source(self.check_needs())
+        if doc != self.earlier:
+            text = json.dumps(doc, indent=1, allow_nan=False) + "\n"
+            write_atomically(self.path, lambda name: Path(name).write_text(text, encoding="utf-8"))
+            doc = dict(json.loads(text))
+        return source, doc
+
+    def check_needs(self) -> Needs:
+        """How much is there; what is missing goes into `reason`."""
+        try:
+            self.settings = settings_of(self.task, self.item)
+            self.item.needs(self.task)
+        except JacobiflowError as error:
+            self.reason = str(error)
+            return Needs.PARTIAL if isinstance(error, PartiallyMissing) else Needs.ABSENT
+        return Needs.PRESENT
+
+    def first_source(self, needs: Needs) -> tuple[str, Doc]:
+        """The first source of the table that has the row."""
+        found = ((source, getattr(self, source)()) for source in needs.value)
+        try:
+            return next((source, doc) for source, doc in found if doc is not None)
+        except JacobiflowError as error:  # while measuring
+            self.reason = str(error)
+            return self.first_source(Needs.ABSENT if isinstance(error, Missing) else Needs.FAILED)
+
+    def kept(self) -> Doc | None:
+        """The row of an earlier run with the same settings."""
+        doc = self.earlier or {}
+        same = "data" in doc and "record" not in doc and doc["settings"] == self.settings
+        return self.earlier if self.may_keep and same else None
+
+    def held(self) -> Doc | None:
+        """The row of an earlier run that had everything. A newer record replaces a held one."""
+        doc = self.earlier
+        if doc is None or not self.is_complete(doc):
+            return None
+        return (self.recorded() or doc) if "record" in doc else doc
+
+    def recorded(self) -> Doc | None:
+        """The row of a published report, marked as its record; its pictures are taken from the page."""
+        records, folder = self.session.records, self.path.parent
+        doc = load(records / self.item.name / self.path.name, need_pictures=False) if records else None
+        if (
+            records is None
+            or doc is None
+            or not self.is_complete(doc)
+            or doc["scale"] != self.task.scale.name
+        ):
+            return None
+        page = records / PAGE
+        pictures = self.session.once(page, lambda: pictures_of(page) if page.is_file() else {})
+        public = {p["file"]: pictures.get(p["sha256"]) for p in doc["pictures"] if not p["restricted"]}
+        if None in public.values():
+            return None
+        for file, content in public.items():
+            (folder / file).write_bytes(content or b"")
+        return doc | {"record": True}
+
+    def is_complete(self, doc: Doc) -> bool:
+        """Whether all of it was measured, on these weights if they are here and the item is about weights."""
+        if "data" not in doc or "lacking" in doc:
+            return False
+        any_weights = self.item.of_run or not self.settings
+        return any_weights or bool(doc["settings"]["weights"] == self.settings["weights"])
+
+    def measured(self) -> Doc:
+        """A new row."""
+        began = time.perf_counter()
+        result = self.item.run(self.task)
+        doc = self.head() | {
+            "counts": result.counts,
+            "seeds": {"noise": self.session.seed} if self.item.noise else {},
+            "minutes": (time.perf_counter() - began) / 60,
+            "data": as_json(result.data),
+            "pictures": [picture.to_dict(self.path.parent) for picture in result.pictures],
+        }
+        return doc | ({"lacking": self.reason} if self.reason else {})
+
+    def missing(self) -> Doc:
+        """A row that says what is missing."""
+        return self.head() | {"missing": self.reason}
+
+    def head(self) -> Doc:
+        """What every JSON file starts with."""
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "item": self.item.name,
+            "shows": self.item.paper.shows,
+            "model": self.task.model,
+            "scale": self.task.scale.name,
+        }
+        settings = {"settings": self.settings} if self.settings else {}
+        return head | provenance(self.command, self.session.device) | settings
 
 
-def run_one(shop: Workshop, item: Item, model: str, *, command: str, again: bool) -> tuple[Doc, bool]:
-    """The JSON of one item on one model, and whether it was measured now.
-
-    Where weights are missing, what was measured when they were there stands: in --out, else in --records.
-    """
-    folder = shop.out / item.name
-    folder.mkdir(parents=True, exist_ok=True)
-    context = Context(shop, model, folder)
-    path = folder / f"{model}.json"
-    held = load(path)
-    head = _head(item, model, command, shop)
-    settings: Doc = {}
-    lacking = ""
-    try:
-        settings = settings_of(context, item)
-        if held is not None and not again and is_whole(held, settings):
-            return held, False
-        item.needs(context)
-    except JacobiflowError as error:
-        if (record := stand_in(shop, item, model, held, settings)) is not None:
-            return _write(path, record), False
-        lacking = str(error)
-        if not isinstance(error, Lacking):
-            return _write(path, head | {"missing": lacking}), False
-    began = time.perf_counter()
-    doc = head | {"settings": settings}
-    try:
-        result = item.run(context)
-    except JacobiflowError as error:
-        record = stand_in(shop, item, model, held, settings) if isinstance(error, Missing) else None
-        return _write(path, record or doc | {"missing": str(error)}), False
-    doc |= {
-        "counts": result.counts,
-        "seeds": result.seeds,
-        "minutes": (time.perf_counter() - began) / 60,
-        "data": as_json(result.data),
-        "pictures": [picture.to_dict(folder) for picture in result.pictures],
-    }
-    return _write(path, doc | ({"lacking": lacking} if lacking else {})), True
-
-
-def is_whole(doc: Doc, settings: Doc | None = None) -> bool:
-    """Whether nothing is missing in it, and it was measured here with these settings if any are given."""
-    if "data" not in doc:
-        return False
-    if settings is None:
-        return "lacking" not in doc
-    return "record" not in doc and doc.get("settings") == settings
-
-
-def stand_in(shop: Workshop, item: Item, model: str, held: Doc | None, settings: Doc) -> Doc | None:
-    """What was measured where everything was there: by this folder, else by a published report."""
-    mine = held if held is not None and fits(held, item, settings) else None
-    if mine is not None and "record" not in mine:
-        return mine
-    return recorded(shop, item, model, settings) or mine
-
-
-def fits(doc: Doc, item: Item, settings: Doc) -> bool:
-    """Whether it is whole, and about the weights of `settings`, if it has any and the item is about them."""
-    return is_whole(doc) and (
-        item.of_run or not settings or doc["settings"]["weights"] == settings["weights"]
-    )
-
-
-def recorded(shop: Workshop, item: Item, model: str, settings: Doc) -> Doc | None:
-    """What a published report says, marked as its record; its pictures are taken out of its page."""
-    if shop.records is None:
-        return None
-    doc = _read(shop.records / item.name / f"{model}.json")
-    if doc is None or not fits(doc, item, settings) or doc.get("scale") != shop.scale.name:
-        return None
-    page = shop.records / PAGE
-    pictures = shop.once(("pictures", page), lambda: pictures_of(page) if page.is_file() else {})
-    public = [picture for picture in doc["pictures"] if not picture["restricted"]]
-    if any(picture["sha256"] not in pictures for picture in public):
-        return None
-    for picture in public:
-        (shop.out / item.name / picture["file"]).write_bytes(pictures[picture["sha256"]])
-    return doc | {"record": True}
-
-
-def settings_of(context: Context, item: Item) -> Doc:
-    """What decides the answer; Missing if the model is not there."""
-    shop, scale = context.workshop, context.scale
-    found: Doc = {
+def settings_of(task: Task, item: Item) -> Doc:
+    """What decides the result. Missing if the model is not there."""
+    session, scale = task.session, task.scale
+    lists = ("name", "samples", "images", "judged", "generators")
+    settings: Doc = {
         "scale": scale.name,
-        "samples": shop.samples or scale.samples,
-        "seed": shop.seed,
-        "clip": shop.clip,
-        "guidance": shop.guidance,
-        "weights": context.weights(),
+        "samples": session.samples or scale.samples,
+        "seed": session.seed,
+        "clip": session.clip,
+        "guidance": session.guidance,
+        "weights": task.weights(),
+        "judged": task.model in scale.judged,
     }
-    lists = ("images", "judged", "generators")
-    found |= {k: v for k, v in vars(scale).items() if k not in ("name", "samples", *lists)}
-    found["judged"] = context.model in scale.judged
-    return dict(json.loads(json.dumps(found | item.settings(context))))
+    settings |= {key: value for key, value in vars(scale).items() if key not in lists}
+    return dict(json.loads(json.dumps(settings | item.settings(task))))
 
 
-def load(path: Path) -> Doc | None:
-    """The JSON of an earlier run, if there is one that can be read and whose pictures are there.
+def load(path: Path, *, need_pictures: bool = True) -> Doc | None:
+    """The JSON of an earlier run, if it is readable and its pictures are there.
 
-    A record has no pictures that may not be handed on.
+    A record has no pictures that may not be redistributed.
     """
-    doc = _read(path)
-    wanted = [] if doc is None else doc.get("pictures", ())
-    there = [
-        (path.parent / picture["file"]).is_file() or (picture["restricted"] and "record" in (doc or {}))
-        for picture in wanted
-    ]
-    return doc if all(there) else None
-
-
-def _read(path: Path) -> Doc | None:
     try:
         doc = parse_json(read_text(path))
     except (OSError, RecordError, ValueError):
         return None
-    known = isinstance(doc, dict) and doc.get("format") == FORMAT and doc.get("version") == VERSION
-    return doc if known else None
+    if not isinstance(doc, dict) or doc.get("format") != FORMAT or doc.get("version") != VERSION:
+        return None
+    wanted = [p for p in doc.get("pictures", ()) if not (p["restricted"] and "record" in doc)]
+    there = all((path.parent / picture["file"]).is_file() for picture in wanted)
+    return doc if there or not need_pictures else None
 
 
-def load_all(out: Path, items: Sequence[Item], scale: Scale) -> dict[str, dict[str, Doc]]:
-    """Everything of this scale that is in a folder, in the order of its models."""
-    found: dict[str, dict[str, Doc]] = {}
-    for item in items:
-        paths = {model: out / item.name / f"{model}.json" for model in item.models(scale)}
-        found[item.name] = {model: doc for model, path in paths.items() if (doc := load(path)) is not None}
-    return found
+def load_rows(
+    out: Path, items: Sequence[Item], scale: Scale, measured: dict[str, dict[str, Doc]] | None = None
+) -> dict[str, dict[str, Doc]]:
+    """All rows of a scale by item and model: those of `measured`, else what earlier runs left in `out`.
 
+    measured: None for a public copy, whose pictures are in its page.
+    """
 
-def _head(item: Item, model: str, command: str, shop: Workshop) -> Doc:
-    head: Doc = {
-        "format": FORMAT,
-        "version": VERSION,
-        "item": item.name,
-        "shows": item.shows,
-        "model": model,
-        "scale": shop.scale.name,
-    }
-    return head | provenance(command, shop.device)
+    def rows(item: Item) -> Iterator[tuple[str, Doc]]:
+        ran = (measured or {}).get(item.name, {})
+        for model in item.models(scale):
+            path = out / item.name / f"{model}.json"
+            doc = ran.get(model) or load(path, need_pictures=measured is not None)
+            if doc is not None:
+                yield model, doc
 
-
-def _write(path: Path, doc: Doc) -> Doc:
-    text = json.dumps(doc, indent=1, allow_nan=False) + "\n"
-    write_atomically(path, lambda name: Path(name).write_text(text, encoding="utf-8"))
-    return dict(json.loads(text))
+    return {item.name: dict(rows(item)) for item in items}

@@ -2,61 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from jacobiflow_lab.paper import drawing
-from jacobiflow_lab.paper.item import (
-    BIASED,
-    UNEQUAL,
-    Cell,
-    Docs,
-    Figure,
-    Item,
-    Picture,
-    Result,
-    Table,
-    missing_rows,
-    present,
-)
+from jacobiflow_lab.paper import figures
 from jacobiflow_lab.paper.quality import judge
+from jacobiflow_lab.paper.sampling import TAU, plan_for
+from jacobiflow_lab.paper.schema import Item, Picture, Result
+from jacobiflow_lab.paper.session import Task
+from jacobiflow_lab.paper.tables import FID_BIAS, UNEQUAL_COUNTS, Column, Table
 from jacobiflow_lab.paper.timing import timed
-from jacobiflow_lab.paper.workshop import TAU, Context
 
-ENOUGH = 1000  # samples for FID to say something
-JUDGED = (TAU, 2.0)  # what the paper says of quality is about these; they get as many samples as Table 1
-
-WORDS = {
-    "fid": f"{BIASED} KID is in the table.",
-    "paired_relative": "Paired distance: of Inception features to sequential decoding of the same noise, "
-    "in units of the distance between different samples; how much changes, not whether it is worse.",
+SAMPLES_FOR_FID = 1000
+CLAIMED_TAUS = (TAU, 2.0)  # the paper's claims about quality are about these: as many samples as Table 1
+CAPTIONS = {
+    "fid": f"{FID_BIAS} KID is in the table.",
+    "paired_relative": "Paired distance: of Inception features from sequential decoding of the same noise, "
+    "divided by the distance between different samples. It says how much changes, not whether it is worse.",
 }
 
 
-def run(context: Context) -> Result:
+def run(task: Task) -> Result:
     """Selective decoding at every tau: time, deviation and quality."""
-    shop, scale, batch = context.workshop, context.scale, context.scale.batches[-1]
-    plans = {"sequential": context.flow.plan("sequential")}
-    plans |= {f"{tau:g}": shop.plan(context.model, "selective", batch, tau=tau) for tau in scale.taus}
-    speed = timed(context, plans, batch, runs=1, repeats=scale.repeats)
-    few = shop.few(context.model)
+    scale, batch = task.scale, task.scale.batches[-1]
+    plans = {"sequential": task.flow.plan("sequential")}
+    plans |= {f"{tau:g}": plan_for(task, "selective", batch, tau=tau) for tau in scale.taus}
+    speed = timed(task, plans, batch, runs=1, repeats=scale.repeats)
+    few = task.few_samples()
     counts = dict.fromkeys(plans, few)
-    judged = context.model in scale.judged
-    if judged and few < ENOUGH:
-        most = shop.wanted(context.model)
-        counts |= dict.fromkeys(("sequential", *(f"{tau:g}" for tau in JUDGED if tau in scale.taus)), most)
-    full = judged and counts["sequential"] >= ENOUGH
-    quality = judge(context, plans, counts, runs=1, full=full, scored=0)
+    judged = task.model in scale.judged
+    if judged and few < SAMPLES_FOR_FID:
+        claimed = (f"{tau:g}" for tau in CLAIMED_TAUS if tau in scale.taus)
+        counts |= dict.fromkeys(("sequential", *claimed), task.samples())
+    full = judged and counts["sequential"] >= SAMPLES_FOR_FID
+    quality = judge(task, plans, counts, runs=1, full=full, scored=0)
     rows = [row | {"quality": quality[row["method"]]} for row in speed]
-    path = context.picture("tolerance")
+    path = task.picture("tolerance")
     everywhere = full and len(set(counts.values())) == 1
     key, label = ("fid", "FID") if everywhere else ("paired_relative", "paired distance")
-    drawing.trade(
+    figures.quality_and_time(
         path,
         scale.taus,
         (label, [row["quality"][key] for row in rows[1:]]),
         [row["seconds"] for row in rows[1:]],
         exact=(rows[0]["quality"][key], rows[0]["seconds"]),
-        title=f"{context.model}: quality and time against tau",
+        title=f"{task.model}: quality and time against tau",
         mark=TAU,
     )
     return Result(
@@ -67,53 +54,30 @@ def run(context: Context) -> Result:
             "quality_samples": counts["sequential"],
             "quality_samples_of_other_tau": few,
         },
-        seeds={"noise": context.seed},
-        pictures=(Picture(path.name, f"{context.model}: selective decoding from zeros. {WORDS[key]}"),),
+        pictures=(Picture(path.name, f"{task.model}: selective decoding from zeros. {CAPTIONS[key]}"),),
     )
 
 
-def tables(docs: Docs) -> list[Table]:
-    """A row for each model and tau."""
-    head = ("model", "tau", "seconds", "speed-up", "FID ↓", "KID ↓", "paired ↓", "largest dev.", "samples")
-    rows: list[Sequence[Cell]] = []
-    for model in present(docs):
-        for i, row in enumerate(docs[model]["data"]["rows"]):
-            at = f"rows/{i}"
-            rows.append(
-                (
-                    model if i == 0 else "",
-                    row["method"],
-                    Figure(model, f"{at}/seconds", "{:.3f}"),
-                    (Figure(model, f"{at}/speedup"), "x"),
-                    Figure(model, f"{at}/quality/fid"),
-                    (
-                        Figure(model, f"{at}/quality/kid", "{:.4f}"),
-                        " ± ",
-                        Figure(model, f"{at}/quality/kid_std", "{:.4f}"),
-                    ),
-                    Figure(model, f"{at}/quality/paired_relative", "{:.4f}"),
-                    Figure(model, f"{at}/largest", "{:.2g}"),
-                    Figure(model, f"{at}/quality/samples", "{:,}"),
-                )
-            )
-    note = (
-        "Selective decoding from zeros, times of decoding alone, one run. Rows of equal counts decode the "
-        f"same noise, so that small differences mean something. {UNEQUAL} ± of KID is over its subsets. "
-        f"{BIASED}"
-    )
-    return [Table(title="Ours", head=head, rows=[*rows, *missing_rows(docs, len(head))], note=note)]
-
+TOLERANCE = Table(
+    rows="rows",
+    columns=(
+        Column("tau", "{method}"),
+        Column("seconds", "{seconds:.3f}"),
+        Column("speed-up", "{speedup:.2f}x"),
+        Column("FID", "{quality/fid:.2f}", better="lower"),
+        Column("KID", "{quality/kid:.4f} ± {quality/kid_std:.4f}", better="lower"),
+        Column("paired", "{quality/paired_relative:.4f}", better="lower"),
+        Column("largest dev.", "{largest:.2g}"),
+        Column("samples", "{quality/samples:,}"),
+    ),
+    note="Selective decoding from zeros, times of decoding alone, one run. Rows of equal counts decode the "
+    f"same noise, so that small differences are meaningful. {UNEQUAL_COUNTS} ± of KID is over its subsets. "
+    f"{FID_BIAS}",
+)
 
 ITEM = Item(
     name="tolerance",
-    title="The stopping threshold",
-    shows="Figure 5",
-    models=lambda scale: scale.images,
     run=run,
-    tables=tables,
-    words=(
-        "FID and time against tau for CIFAR-10, CIFAR-100 and AFHQ: time falls as tau grows, FID rises "
-        "slowly below 1 and faster above; 0.5 is the paper's choice. The plots have no numbers."
-    ),
+    tables=(TOLERANCE,),
     minutes=lambda scale, model: 4.5 if model in scale.judged else 2.0,
 )

@@ -1,71 +1,53 @@
-"""Past the paper: is the redundancy there in models that are not trained to the end?"""
+"""Beyond the paper: does the redundancy exist before training ends?"""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from jacobiflow_lab.analysis.plots import save_progress
-from jacobiflow_lab.analysis.progress import progress
-from jacobiflow_lab.paper.item import Cell, Docs, Figure, Item, Picture, Result, Table, missing_rows, present
-from jacobiflow_lab.paper.workshop import TAU, Context
+from jacobiflow_lab.analysis.sweeps import progress
+from jacobiflow_lab.paper.assets import training_run
+from jacobiflow_lab.paper.sampling import TAU
+from jacobiflow_lab.paper.schema import Item, Picture, Result
+from jacobiflow_lab.paper.session import Task
+from jacobiflow_lab.paper.tables import Column, Table
 
 
-def run(context: Context) -> Result:
+def run(task: Task) -> Result:
     """Sweeps of every block, all swept, of each checkpoint that training kept."""
-    n = context.scale.analysed
+    n = task.scale.analysed
 
     def labels(classes: int) -> Tensor | None:
-        return torch.arange(n, device=context.workshop.device) % classes if classes else None
+        return torch.arange(n, device=task.device) % classes if classes else None
 
+    run_folder = training_run(task.session, task.model)
     found = progress(
-        context.workshop.run_of(context.model),
-        n=n,
-        seed=context.seed,
-        labels=labels,
-        device=context.workshop.device,
-        tol=TAU,
-        init="zeros",
+        run_folder, n=n, seed=task.seed, labels=labels, device=task.device, tol=TAU, init="zeros"
     )
-    path = context.picture("undertrained")
-    save_progress(found, path, title=f"{context.model}: sweeps while training, tau {TAU:g}")
+    path = task.picture("undertrained")
+    save_progress(found, path, title=f"{task.model}: sweeps while training, tau {TAU:g}")
     return Result(
         data={"tau": TAU} | found.to_dict(),
         counts={"samples": n, "checkpoints": len(found.moments)},
-        seeds={"noise": context.seed},
-        pictures=(Picture(path.name, f"{context.model}: every layer swept, from zeros."),),
+        pictures=(Picture(path.name, f"{task.model}: every block swept, from zeros."),),
     )
 
 
-def tables(docs: Docs) -> list[Table]:
-    """A row for each kept checkpoint, a column for each layer."""
-    there = present(docs)
-    most = max((len(docs[m]["data"]["moments"][0]["sweeps"]["layers"]) for m in there), default=1)
-    head = ("model", "training step", *(f"layer {k + 1}" for k in range(most)))
-    rows: list[Sequence[Cell]] = []
-    for model in there:
-        for i, moment in enumerate(docs[model]["data"]["moments"]):
-            layers = len(moment["sweeps"]["layers"])
-            cells = [
-                Figure(model, f"moments/{i}/sweeps/layers/{k}/mean", "{:.1f}") if k < layers else ""
-                for k in range(most)
-            ]
-            rows.append((model if i == 0 else "", Figure(model, f"moments/{i}/step", "{:,}"), *cells))
-    note = "Sweeps at tau 0.5, mean over samples; layer 1 is next to the noise."
-    return [Table(title="Ours", head=head, rows=[*rows, *missing_rows(docs, len(head))], note=note)]
-
+CHECKPOINTS = Table(
+    rows="moments",
+    columns=(
+        Column("training step", "{step:,}"),
+        Column("block *", "{sweeps/layers/*/mean:.1f}", over="sweeps/layers", empty=""),
+    ),
+    note="Sweeps at tau 0.5, mean over samples; block 1 is next to the noise.",
+)
 
 ITEM = Item(
     name="undertrained",
-    title="Redundancy while training",
-    shows="not in the paper: its first open question",
-    models=lambda scale: scale.images,
     run=run,
-    tables=tables,
-    words="The paper leaves open whether the redundancy is there in models that are not trained to the end.",
+    tables=(CHECKPOINTS,),
     minutes=lambda scale, model: 0.3,
     of_run=True,
-    needs=lambda context: context.workshop.run_of(context.model),
+    needs=lambda task: training_run(task.session, task.model),
 )

@@ -58,10 +58,40 @@ INLINE float sum(vec x) {
 /* lane by lane, a where the mask says so, else b */
 INLINE vec pick(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
 
+/* the smaller and the larger, lane by lane; b where it is NaN */
+INLINE vec vmin(vec a, vec b) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (vec)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return pick(a < b, a, b);
+#endif
+}
+INLINE vec vmax(vec a, vec b) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return pick(a > b, a, b);
+#endif
+}
+
+/* of all lanes; NaN may be passed over */
+INLINE float largest(vec x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float top = x[0];
+    for (int j = 1; j < LANES; j++) top = x[j] > top ? x[j] : top;
+    return top;
+#endif
+}
+
 /* e^x to single precision; NaN stays NaN, large x saturates just below overflow */
 INLINE vec vexp(vec x) {
-    x = pick(x < -87.0f, all(-87.0f), x);
-    x = pick(x > 88.0f, all(88.0f), x);
+    x = vmax(all(-87.0f), vmin(all(88.0f), x));
     vec shifted = x * 1.44269504f + 12582912.0f; /* rounds to a whole number in the low bits */
     vec k = shifted - 12582912.0f;
     vec r = x - k * 0.693359375f;
@@ -109,16 +139,15 @@ INLINE vec vsoftplus(vec x) {
     return pick(x > 0, x, all(0)) + vlog(u) - ((u - 1.0f) - y) / u;
 }
 
-/* x Phi(x); the tail of the normal law by Abramowitz and Stegun 7.1.26, within 1e-7 */
+/* x Phi(x), within 1e-6: Phi(x) - 1/2 is x times a polynomial in x^2, fitted on |x| <= 5.3, and 1/2 beyond */
 INLINE vec vgelu(vec x) {
-    vec y = pick(x < 0, -x, x) * 0.70710678f;
-    vec t = 1.0f / (y * 0.3275911f + 1.0f);
-    vec p = t * 1.061405429f - 1.453152027f;
-    p = p * t + 1.421413741f;
-    p = p * t - 0.284496736f;
-    p = p * t + 0.254829592f;
-    vec tail = p * t * 0.5f * vexp(-y * y);
-    return x * pick(x < 0, tail, 1.0f - tail);
+    const float fit[] = {1.5569873e-3f, -1.7809306e-3f, 2.2114171e-3f, -5.1156948e-3f, 9.3279202e-3f, -1.3557835e-2f, 1.8791547e-2f,
+                         -2.5207913e-2f, 3.2095943e-2f, -3.9598156e-2f, 4.9263459e-2f, -6.6518240e-2f, 1.3339257e-1f};
+    vec s = madd(vmin(all(28.09f), x * x), all(2 / 28.09f), all(-1)), p = all(-5.2142906e-4f);
+#pragma GCC unroll 16
+    for (int i = 0; i < 13; i++) p = madd(p, s, all(fit[i]));
+    vec half = p * vmax(all(-5.3f), vmin(all(5.3f), x));
+    return madd(x, vmax(all(-0.5f), vmin(all(0.5f), half)), x * 0.5f);
 }
 
 /* c[rows, panels of 16] = bias + a[rows, depth] b, or += with `add`, term by term; b's panels are `next` apart */

@@ -1,0 +1,1 @@
+"""Flows of fields on a lattice, and the Ising model that they sample."""

@@ -1,0 +1,222 @@
+"""What is this transform? A self-test decides which of the candidates of an adapter reproduce it.
+
+An adapter proposes elementwise maps and ways in which the layers may be connected. What reproduces the
+transform is kept. So copies of a library under another name are recognised, and copies that compute something
+else are understood or declined.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from jacobiflow.adapters.masked import ForeignNetwork, pack, structure
+from jacobiflow.adapters.module_state import State
+from jacobiflow.adapters.transform_spec import Declined, ForeignMap, TransformSpec, variant
+from jacobiflow.core.bijectors import Bijector
+from jacobiflow.flows.masked_mlp import MaskedConditioner
+
+ROWS = 48  # of every self-test
+TWIN_FEATURES = 3  # of the small copy of a transform that the self-test inverts
+THETA_SCALES = (0.3, 1.0, 3.0, 30.0)  # mild to extreme: a clamp somewhere must show
+MAP_TOLERANCE, NETWORK_TOLERANCE = 1e-6, 1e-9  # relative, in float64
+
+_tested: WeakKeyDictionary[nn.Module, tuple[object, tuple[int, int | None, tuple[int, ...]]]]
+_tested = WeakKeyDictionary()
+
+
+def verify(module: nn.Module, describe: Callable[[nn.Module], TransformSpec]) -> TransformSpec:
+    """describe(module) with the candidates that reproduce the transform. Raises Declined if none do.
+
+    The result is kept until a class or an option of a layer changes. Weights do not matter: networks are
+    compared with random ones. The test evaluates copies, in eval mode and without gradients: the module, its
+    buffers and torch's generator stay as they are.
+    """
+    spec = describe(module)
+    about = spec.options, [(type(m), _options(m)) for m in module.modules()]
+    known = _tested.get(module)
+    if known is None or known[0] != about:
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
+            draw = torch.Generator().manual_seed(0)
+            random = describe(_copied(module, draw, {}))
+            choice = _choose_map(describe(_copied(module, None, {}))), *_choose_network(random, draw)
+        known = _tested[module] = about, choice
+    bijector, wiring, contexts = known[1]
+    network = replace(spec.network, activation=None) if wiring is None else spec.networks[wiring]
+    return replace(spec, maps=(spec.maps[bijector],), networks=(network,), contexts=contexts)
+
+
+def _options(m: nn.Module) -> dict[str, Any]:
+    """The numbers, words and functions among the attributes of a module."""
+    plain = (bool, int, float, str, type(None))
+    functions = (types.FunctionType, types.BuiltinFunctionType, functools.partial)
+    values = {k: id(v) if isinstance(v, functions) else v for k, v in vars(m).items() if k != "training"}
+    return {k: v for k, v in values.items() if isinstance(v, plain)}
+
+
+def _copied(module: nn.Module, draw: torch.Generator | None, copies: dict[int, nn.Module]) -> Any:
+    """A copy in eval mode with float64 tensors on the CPU; with `draw`, its weights are random.
+
+    copies: those that were made before, by the id of the module.
+    """
+    if id(module) in copies:
+        return copies[id(module)]
+    buffers: dict[str, Tensor | None] = dict(module._buffers)
+    parameters: dict[str, Tensor | None] = dict(module._parameters)
+    for tensors in (buffers, parameters):
+        for name, value in tensors.items():
+            if value is None or not value.is_floating_point():
+                continue
+            new = tensors[name] = value.detach().to("cpu", torch.float64)
+            if draw is not None and (tensors is parameters or name in ("running_mean", "running_var")):
+                scale = 1.5 / max(new[0].numel() if new.ndim > 1 else 4, 1) ** 0.5
+                new = scale * torch.randn(new.shape, generator=draw, dtype=torch.float64)
+                tensors[name] = new.abs() + 0.5 if name == "running_var" else new
+    copied = copies[id(module)] = variant(module, training=False, _parameters=parameters, _buffers=buffers)
+    parts = {k: m if m is None else _copied(m, draw, copies) for k, m in module._modules.items()}
+    vars(copied)["_modules"] = parts
+    return copied
+
+
+def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Whether two results are equal up to rounding. Two non-finite numbers count as equal."""
+    equal = (a - b).abs() <= tolerance * b.abs().clamp_min(1)
+    return a.shape == b.shape and bool((equal | ~(a.isfinite() | b.isfinite())).all())
+
+
+def _choose_network(spec: TransformSpec, draw: torch.Generator) -> tuple[int | None, tuple[int, ...]]:
+    """Which candidate computes theta, and which contexts the network accepts."""
+    x = torch.randn(ROWS, spec.length, generator=draw, dtype=torch.float64)
+    x[::2] *= 10
+    accepted: dict[int, tuple[Tensor | None, Tensor]] = {}
+    problem: Exception | None = None
+    for width in spec.contexts:
+        context = torch.randn(ROWS, width, generator=draw, dtype=torch.float64) if width else None
+        try:
+            accepted[width] = context, spec.theta(x, context)
+        except Exception as error:  # whatever another library raises
+            problem = error
+    if not accepted:
+        raise Declined(f"its conditioner fails: {problem}")
+    _check_layers(spec.network, draw)
+    if State([spec.module]).bare:
+        for i, network in enumerate(spec.networks):
+            if all(_computes(network, x, *given) for given in accepted.values()):
+                return i, tuple(accepted)
+    _check_order(spec, x, *next(iter(accepted.values())))
+    return None, tuple(accepted)
+
+
+def _check_layers(network: ForeignNetwork, draw: torch.Generator) -> None:
+    """Decline layers that are not the masked linear maps that they look like."""
+    for link in network.links:
+        weight, bias = link.masked()
+        x = 10 * torch.randn(ROWS, weight.shape[1], generator=draw, dtype=torch.float64)
+        if not _close(link.linear(x), F.linear(x, weight, bias), NETWORK_TOLERANCE):
+            raise Declined(f"its {type(link.linear).__name__} layer is not a masked linear map")
+
+
+def _computes(network: ForeignNetwork, x: Tensor, context: Tensor | None, theta: Tensor) -> bool:
+    """Whether a candidate, packed, gives theta [n, T, P] of x [n, T] and context."""
+    known = structure(network)
+    if network.activation is None or known is None:
+        return False
+    terms = {} if context is None else network.terms(context, known.units)
+    packed = MaskedConditioner(pack(network, known), lambda x, context: theta, tuple, context, terms)
+    ordered = x[:, known.order, None]
+    cache = packed.new_cache(len(x))
+    ours = [packed.first(len(x))]
+    if network.length > 1:
+        ours.append(packed.params(ordered, 1, network.length - 1, cache))
+    return _close(torch.cat(ours, 1), theta[:, known.order], NETWORK_TOLERANCE)
+
+
+def _check_order(spec: TransformSpec, x: Tensor, context: Tensor | None, theta: Tensor) -> None:
+    """Decline a network whose parameters depend on later features. Row i changes all from position t_i on."""
+    known = structure(spec.network)
+    if known is None:
+        raise Declined("its masks are not autoregressive in any order")
+    start = torch.arange(len(x), device=x.device) % spec.length
+    position = torch.argsort(known.order).to(x.device)
+    changed = torch.where(position >= start[:, None], 1 - x, x)
+    kept = (position <= start[:, None])[..., None]
+    difference = torch.where(kept, spec.theta(changed, context) - theta, 0).abs().max()
+    if not bool(difference <= 1e5 * torch.finfo(x.dtype).eps * theta.abs().max().clamp_min(1)):
+        raise Declined("its parameters depend on later features, against its masks")
+
+
+def _choose_map(spec: TransformSpec) -> int:
+    """The first candidate that agrees with the transform's own forward and inverse methods."""
+    try:
+        expected = list(_expected(spec))
+    except Declined:
+        raise
+    except Exception as error:  # whatever another library raises
+        raise Declined(f"its methods fail on a small copy: {error}") from None
+    for i, bijector in enumerate(spec.maps):
+        if all(_agrees(bijector, *case) for case in expected):
+            return i
+    raise Declined("its forward and inverse methods differ from the elementwise maps that are known")
+
+
+def _expected(spec: TransformSpec) -> Iterator[tuple[bool, Tensor, Tensor, Tensor, Tensor]]:
+    """Results of small copies of the transform with parameters of our own: whether it is the inverse, value
+    [n, w], theta [n, w, P], new value [n, w], log-determinant [n]."""
+    draw = torch.Generator().manual_seed(1)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    params = spec.network.rows.shape[1]
+    w = min(TWIN_FEATURES, spec.length)
+    unit = 0.1 + 0.8 * torch.rand(ROWS, w, generator=draw, dtype=torch.float64)  # in the domain of any map
+    # Parameters depend on earlier features: the inverse method must solve for all of them.
+    base, direction = random(ROWS, w, params), random(w, params)
+
+    def chained(x: Tensor) -> Tensor:
+        earlier = (x.cumsum(1) - x).tanh()
+        return base + direction * earlier[..., None]
+
+    forward, inverse = spec.twin(chained, w)
+    z, log_det = forward(unit)
+    x, back = inverse(z)
+    if not _close(x, unit, 1e-5) or not _close(back, -log_det, 1e-4):
+        raise Declined("its inverse method does not undo its forward method")
+    yield False, unit, chained(unit), z, log_det
+    # Parameters and values of any size: both directions, each for itself.
+    sizes = torch.tensor(THETA_SCALES, dtype=torch.float64).repeat(ROWS // len(THETA_SCALES))
+    theta = sizes[:, None, None] * random(ROWS, w, params)
+    forward, inverse = spec.twin(lambda x: theta, w)
+    for value in (4 * random(ROWS, w), unit):
+        try:
+            yield False, value, theta, *forward(value)
+            yield True, value, theta, *inverse(value)
+        except Exception:  # outside the domain, which unit values are not
+            if value is unit:
+                raise
+
+
+def _agrees(
+    bijector: Bijector, inverse: bool, value: Tensor, theta: Tensor, new: Tensor, log_det: Tensor
+) -> bool:
+    """Whether a map gives this new value and log-determinant."""
+    resolution = 0.0
+    if isinstance(bijector, ForeignMap):
+        resolution = bijector.resolution
+        if bijector.features:
+            index = torch.arange(theta.shape[1]).expand(theta.shape[:2]).to(theta)
+            theta = torch.cat((theta, index[..., None]), -1)
+    run = bijector.inverse if inverse else bijector.forward
+    ours, log_slope = (t[..., 0] for t in run(value[..., None], theta))
+    if not _close(ours, new, MAP_TOLERANCE + 2 * resolution):
+        return False
+    # The log-derivative of a bisection only serves as a unit.
+    return (inverse and resolution > 0) or _close(log_slope.sum(1), log_det, MAP_TOLERANCE)

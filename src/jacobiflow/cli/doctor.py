@@ -1,0 +1,233 @@
+"""`jacobiflow doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jacobiflow import __version__
+from jacobiflow.cli.options import Json, listing, parse, progress, report, terminal_width
+from jacobiflow.core.cache_folder import own_folder, write_own
+from jacobiflow.core.hardware import BILLION, available_cores, processor_name, total_memory
+from jacobiflow.core.types import one_line
+from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.maf import MAF, MAFConfig
+from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
+from jacobiflow.kernels import build
+
+OURS = ("jacobiflow-models", "jacobiflow-lab")  # distributions that must have the library's version
+OTHERS = ("torch", "numpy", "safetensors", "tyro", "pillow")
+LARGEST_DEVIATION = 1e-3  # of float32 samples of order 1 on different devices; rounding is about 1e-6
+ADVICE = "run `jacobiflow doctor` again, and report its output if this remains"
+
+
+@dataclass(frozen=True)
+class Args:
+    """Check this installation, and say what to do if something is wrong.
+
+    Prints versions, devices, compiler, threads and the cache folder. Decodes two
+    small flows on every device and compares the samples with those of the CPU.
+    Include the output in bug reports. The exit status is 1 if there are problems.
+
+    example: jacobiflow doctor
+    """
+
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One row of the report; a problem has the form "what is wrong: what to do"."""
+
+    text: str
+    facts: Any
+    problem: str = ""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is 1 if there are problems."""
+    args = parse(Args, argv, command="doctor")
+    findings: dict[str, Finding] = {}
+    with warnings.catch_warnings(record=True) as caught, progress("checking") as show_step:
+        warnings.simplefilter("always")
+        for name, check in checks():
+            show_step(name)
+            findings[name] = check()
+    told = [*(str(w.message) for w in caught), *(f.problem for f in findings.values() if f.problem)]
+    problems = [without_home(" ".join(text.split())) for text in dict.fromkeys(told)]
+    doc = {name: finding.facts for name, finding in findings.items()} | {"problems": problems}
+    rows = listing((name, without_home(finding.text)) for name, finding in findings.items())
+    report(doc, f"{rows}\n\n{verdict(problems)}", as_json=args.json)
+    return int(bool(problems))
+
+
+def checks() -> Iterator[tuple[str, Callable[[], Finding]]]:
+    """Names of rows and what finds them, in the order of the report."""
+    yield from {"versions": versions, "system": system, "threads": threads, "cache": cache_use}.items()
+    yield from {"compiler": compiler, "kernels": kernels}.items()
+    for device in devices():
+        yield str(device), partial(self_check, device)
+
+
+def verdict(problems: Sequence[str]) -> str:
+    """The end of the report."""
+    if not problems:
+        return "all good"
+    fill = partial(textwrap.fill, width=terminal_width(), initial_indent="  - ", subsequent_indent="    ")
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return "\n".join([f"{count}:", *(fill(text, break_on_hyphens=False) for text in problems)])
+
+
+def without_home(text: str) -> str:
+    """The text with ~ for the home folder, which often has the user's name in it."""
+    home = os.path.expanduser("~")
+    return text.replace(f"{home}{os.sep}", f"~{os.sep}") if len(home) > 1 else text
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution; None if it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def versions() -> Finding:
+    """Our distributions, which belong together, and those that we need."""
+    ours = {name: installed(name) for name in OURS}
+    facts = {"jacobiflow": __version__} | ours | {"Python": platform.python_version()}
+    facts |= {name: installed(name) for name in OTHERS}
+    wrong = [f"{name}=={__version__}" for name, version in ours.items() if version not in (None, __version__)]
+    return Finding(
+        text=", ".join(f"{name} {version or 'not installed'}" for name, version in facts.items()),
+        facts=facts,
+        problem=f"the versions differ: pip install {' '.join(wrong)}" if wrong else "",
+    )
+
+
+def system() -> Finding:
+    """The operating system, the memory and where the library is."""
+    package, memory = str(Path(__file__).parents[1]), total_memory()
+    facts = {"platform": platform.platform(), "memory": memory, "package": package}
+    text = f"{facts['platform']}, {memory / BILLION:,.0f} GB of memory, jacobiflow in {package}"
+    return Finding(text=text, facts=facts)
+
+
+def threads() -> Finding:
+    """Threads of torch and of the C kernels, beside the cores that they can run on."""
+    count, cores, asked = torch.get_num_threads(), available_cores(), os.environ.get("OMP_NUM_THREADS")
+    text = f"{count} on {cores} cores" + ("" if asked is None else f", OMP_NUM_THREADS={asked}")
+    problem = ""
+    if asked is not None and not re.fullmatch(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", asked):
+        problem = f"OMP_NUM_THREADS={asked!r} is not a whole number above 0: set it to {cores}"
+    elif max(count, int((asked or "1").partition(",")[0])) > cores:
+        problem = f"there are more threads than cores ({text}): set OMP_NUM_THREADS={cores}"
+    return Finding(
+        text=text, facts={"count": count, "cores": cores, "OMP_NUM_THREADS": asked}, problem=problem
+    )
+
+
+def cache_use() -> Finding:
+    """The cache folder, whether it can be written to, and what is stored there."""
+    folder = own_folder("plans")
+    if folder is None:  # a warning says why
+        return Finding(text="not used", facts=None)
+    cache, problem = folder.parent, ""
+    try:
+        write_own(folder / f"doctor-{os.getpid()}", b"")
+        (folder / f"doctor-{os.getpid()}").unlink()
+    except OSError as error:
+        reason = f"the cache folder {cache} cannot be written to ({error.strerror})"
+        problem = f"{reason}: set JACOBIFLOW_CACHE to a folder of your own"
+    counts = {part.name: sum(1 for f in part.rglob("*") if f.is_file()) for part in sorted(cache.iterdir())}
+    stored = ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "none"
+    return Finding(
+        text=f"{cache}, stored files: {stored}",
+        facts={"folder": str(cache), "stored": counts},
+        problem=problem,
+    )
+
+
+def compiler() -> Finding:
+    """The C compiler, as it names itself; `kernels` reports if it is missing."""
+    command: tuple[str, ...] = ()
+    try:
+        command = build.compiler_command()
+        if not command:
+            return Finding(text="none", facts=None)
+        said = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=10, check=True)
+        name = said.stdout.partition("\n")[0].strip()
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        name = f"does not run ({one_line(error)})"
+    return Finding(text=f"{' '.join(command) or 'CC'}: {name}", facts={"command": command, "version": name})
+
+
+def kernels() -> Finding:
+    """The C kernels, built if they are not there; a warning says why they cannot be used."""
+    off = os.environ.get("JACOBIFLOW_NATIVE") == "0"
+    in_use = None if build.library() is None else build.version()
+    text = "off, because JACOBIFLOW_NATIVE=0" if off else in_use or "not used: torch does their work"
+    return Finding(text=text, facts=in_use)
+
+
+def devices() -> list[torch.device]:
+    """The CPU and every accelerator that torch sees."""
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    others = range(torch.accelerator.device_count()) if kind is not None else ()
+    return [torch.device("cpu"), *(torch.device(kind.type, i) for i in others if kind is not None)]
+
+
+def self_check(device: torch.device) -> Finding:
+    """Decode on the device, and compare with sequential decoding by torch on the CPU."""
+    facts: dict[str, Any] = {"processor": None, "backend": None, "deviation": None}
+    try:
+        facts["processor"] = processor_name(device)
+        backends, deviations = zip(*(deviation_on(device, flow) for flow in small_flows()), strict=True)
+    except (RuntimeError, AssertionError, ValueError) as error:  # device types raise different errors
+        problem = f"decoding on {device} fails ({one_line(error)[:200]}): update its driver and torch"
+        return Finding(text=f"{facts['processor']}: fails", facts=facts, problem=problem)
+    facts |= {"backend": " + ".join(sorted(set(backends))), "deviation": float(torch.stack(deviations).max())}
+    text = (
+        f"{facts['processor']}, backend {facts['backend']}, self-check deviates by {facts['deviation']:.1g}"
+    )
+    if facts["deviation"] <= LARGEST_DEVIATION:
+        return Finding(text=text, facts=facts)
+    wrong = f"samples of {device} with backend {facts['backend']} deviate by {facts['deviation']:.1g}"
+    return Finding(
+        text=text, facts=facts, problem=f"{wrong}: use --backend torch or another device; {ADVICE}"
+    )
+
+
+def deviation_on(device: torch.device, flow: Flow) -> tuple[str, torch.Tensor]:
+    """The backend that the flow has on the device, and the largest deviation of its samples there."""
+    z = flow.noise(4, seed=0)
+    exact = flow.decode(z, "sequential", backend="torch").x
+    there = deepcopy(flow).to(device)
+    plans = (there.plan("sequential"), there.plan("uniform", tol=1e-6))
+    outs = [there.decode(z.to(device), plan, warn=False) for plan in plans]
+    return outs[0].stats.backend, torch.stack([(out.x.cpu() - exact).abs().max() for out in outs]).max()
+
+
+def small_flows() -> list[Flow]:
+    """A TarFlow and a MAF with random weights, the same on every machine."""
+    shape = partial(TarFlowConfig, image_size=8, image_channels=1, patch_size=2, width=32, head_dim=16)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        tarflow = TarFlow(shape(blocks=2, layers_per_block=2))
+        maf = MAF(MAFConfig(features=16, blocks=2, hidden=(32, 32)))
+        for p in (*tarflow.parameters(), *maf.parameters()):  # some begin at zero
+            p.add_(torch.randn_like(p), alpha=0.2 / p.shape[-1] ** 0.5)
+    return [tarflow, maf]

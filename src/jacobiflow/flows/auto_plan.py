@@ -1,0 +1,191 @@
+"""plan="auto": the fastest plan within a deviation, from the flow's profile and the machine's costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from jacobiflow.core.cache_folder import cache_folder, own_folder
+from jacobiflow.core.plan import Plan
+from jacobiflow.core.types import Method
+from jacobiflow.core.warn import warn_once
+from jacobiflow.flows.calibration import Calibration
+from jacobiflow.flows.cost_model import Clock, costs_of
+from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.profile import Entry, Profile
+from jacobiflow.kernels.backend import Backend
+from jacobiflow.kernels.threads import torch_single_threaded
+
+if TYPE_CHECKING:
+    from jacobiflow.flows.flow import Flow
+
+MARGIN = 0.8  # share of the bound that is used: noise to come may deviate more than the noise measured
+GAIN = 0.95  # share of sequential decoding's time that a plan must stay below to replace it
+LEVELS = 200  # steps in which the deviation is shared out among the blocks
+LARGEST_BATCH = 256  # plans for larger batches are those for this one
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to solve a block."""
+
+    method: Method
+    seconds: float
+    deviation: float
+
+
+def auto_plan(
+    flow: Flow,
+    n: int,
+    *,
+    guidance: Guidance | None = None,
+    context: Tensor | None = None,
+    max_deviation: float | None = None,
+    backend: Backend | None = None,
+) -> Plan:
+    """The plan for n samples at once. It never starts a measurement that takes seconds.
+
+    Without a profile of these weights and this guidance the plan is sequential on a CPU. On an accelerator,
+    where launches bound sequential decoding, it is then a near-exact plan that needs no calibration.
+    """
+    guide = guidance or Guidance()
+    entry = entry_of(flow, guide)
+    if entry is None or n == 0:
+        return default_plan(flow)
+    bound = deviation_bound(flow, max_deviation)
+    batch = nearest(n)
+    key = (batch, guide, bound, backend, torch.get_num_threads(), entry.noises, flow.fingerprint())
+    if key not in flow.auto_plans:
+        rows = choices(flow, batch, entry, guidance=guide, context=context, backend=backend)
+        flow.auto_plans[key] = pick(rows, MARGIN * bound)
+    return flow.auto_plans[key]
+
+
+def default_plan(flow: Flow) -> Plan:
+    """The plan of a flow without a profile."""
+    blocks, device = len(flow.blocks), next(flow.parameters()).device
+    if device.type == "cpu":
+        return Plan.sequential(blocks)
+    most = max(flow.sequence_shape[0] // 8, 1)
+    scale = flow.default_deviation / 0.05
+    whole = Method(tol=0.01 * scale, max_sweeps=most)
+    return Plan((Method(width=64, tol=1e-4 * scale), *[whole] * (blocks - 1)))
+
+
+def deviation_bound(flow: Flow, max_deviation: float | None) -> float:
+    """The deviation that a plan may cost, checked; None is the family's default."""
+    bound = flow.default_deviation if max_deviation is None else max_deviation
+    if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
+        raise ValueError(f"max_deviation must be positive, not {bound!r}: 'sequential' is the exact plan")
+    return float(bound)
+
+
+def entry_of(flow: Flow, guidance: Guidance) -> Entry | None:
+    """The entry of the flow's profile for this guidance, if the profile is of the weights as they are.
+
+    A flow without a profile takes the one that `tune` kept in the cache folder.
+    """
+    profile = flow.profile
+    if profile is not None and profile.weights != flow.fingerprint():
+        warn_once("the convergence profile of this flow is of other weights and is not used: run tune")
+        profile = None
+    if profile is None:
+        recall(flow)
+        profile = flow.profile if flow.profile and flow.profile.weights == flow.fingerprint() else None
+    found = None if profile is None else profile.entry(guidance)
+    return found if found is not None and len(found.blocks) == len(flow.blocks) else None
+
+
+def keep(flow: Flow) -> Path | None:
+    """Keep profile and first guesses of a flow in the cache folder; where, or None if it is not usable."""
+    folder = own_folder(f"profiles/{flow.fingerprint()}")
+    if folder is None:
+        return None
+    for measured in (flow.profile, flow.calibration):
+        if measured is not None:
+            measured.save(folder)
+    return folder
+
+
+def recall(flow: Flow) -> None:
+    """Give a flow the profile and the first guesses that `keep` kept for its weights."""
+    name = f"profiles/{flow.fingerprint()}"
+    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
+        folder = own_folder(name) if (cache_folder() / name).is_dir() else None
+        if folder is not None:
+            flow.profile = Profile.load(folder)
+            flow.calibration = Calibration.load(folder, (len(flow.blocks), *flow.sequence_shape))
+
+
+def choices(
+    flow: Flow,
+    n: int,
+    entry: Entry,
+    *,
+    guidance: Guidance,
+    context: Tensor | None = None,
+    backend: Backend | None = None,
+    clock: Clock | None = None,
+) -> list[list[Choice]]:
+    """Per block the methods of the profile with their predicted seconds, and sequential decoding last."""
+    labels = flow.every_label(n)
+    context = (
+        None if context is None else context.expand(n, -1) if context.ndim == 1 else context[:1].expand(n, -1)
+    )
+    z = flow.to_prior(flow.noise(n, 0))
+    options = {} if clock is None else {"clock": clock}
+    found = []
+    with torch.no_grad(), torch_single_threaded(z):
+        stack = flow.bound_blocks(n, labels=labels, context=context, guidance=guidance, backend=backend)
+        for block, cells in zip(stack, entry.blocks, strict=True):
+            costs = costs_of(block, z, **options)
+            exact = Choice(Method(width=1, unit=flow.default_unit), costs.sequential(n), 0.0)
+            known = (c for c in cells if c.init != "calibrated" or block.guess is not None)
+            swept = (Choice(c.method, costs.swept(c.width, c.sweeps, n), c.deviation) for c in known)
+            found.append([*(c for c in swept if c.seconds < exact.seconds), exact])
+    return found
+
+
+def pick(rows: Sequence[Sequence[Choice]], bound: float) -> Plan:
+    """The fastest plan whose deviations sum to at most `bound`, by dynamic programming over the blocks.
+
+    Every row ends with exact sequential decoding, which stays unless the plan gains enough.
+
+    >>> slow, fast = Method(width=1), Method(tol=0.1)
+    >>> rows = [[Choice(fast, 1.0, 0.06), Choice(slow, 4.0, 0.0)]] * 2
+    >>> sorted(m.tol for m in pick(rows, 0.1))
+    [0.0, 0.1]
+    """
+    best: list[tuple[float, tuple[Method, ...]]] = [(0.0, ())] * (LEVELS + 1)  # by deviation spent so far
+    for row in rows:
+        steps = [(c, math.ceil(c.deviation / bound * LEVELS)) for c in row if c.deviation <= bound]
+        best = [
+            min(
+                (
+                    (best[level - cost][0] + c.seconds, (*best[level - cost][1], c.method))
+                    for c, cost in steps
+                    if cost <= level
+                ),
+                key=lambda found: found[0],
+            )
+            for level in range(LEVELS + 1)
+        ]
+    seconds, methods = best[LEVELS]
+    exact = sum(row[-1].seconds for row in rows)
+    return Plan(methods if seconds <= GAIN * exact else tuple(row[-1].method for row in rows))
+
+
+def nearest(n: int) -> int:
+    """The batch size that a plan for n samples is chosen for: a power of two.
+
+    >>> [nearest(n) for n in (1, 2, 3, 5, 6, 100, 1000)]
+    [1, 2, 4, 4, 8, 128, 256]
+    """
+    return min(1 << round(math.log2(n)), LARGEST_BATCH)

@@ -1,0 +1,70 @@
+"""Flow families by name: the library's own, and those that other distributions register.
+
+A distribution registers a subclass of `Flow` under its family's name in the entry-point group
+`jacobiflow.families`. A folder `recipes` beside the module of the class holds recipes for `jacobiflow train`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoints, entry_points
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from itertools import chain
+from reprlib import repr as short
+from typing import Any
+
+from jacobiflow.core.records import RecordError
+from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.maf import MAF
+from jacobiflow.flows.tarflow import TarFlow
+
+LAB = "jacobiflow-lab"  # the distribution with further families
+OWN: dict[str, type[Flow]] = {family.family: family for family in (TarFlow, MAF)}
+MOVED = {"reach": 0, "linear": False}  # fields of MAFs of version 0.1: with other values, they belong to LAB
+
+
+def registered() -> EntryPoints:
+    """The families of other distributions, not yet imported."""
+    return entry_points(group="jacobiflow.families")
+
+
+def find_family(name: object) -> type[Any]:
+    """The family of this name."""
+    if isinstance(name, str) and name in OWN:
+        return OWN[name]
+    others = registered()
+    if isinstance(name, str) and name in others.names:
+        return others[name].load()  # type: ignore[no-any-return]
+    known = ", ".join([*OWN, *sorted(others.names)])
+    more = "" if others else f"; {LAB} has more families: pip install {LAB}"
+    raise RecordError(f"family must be one of {known}, not {short(name)}{more}")
+
+
+def family_of(config: Any) -> type[Any]:
+    """The family whose flows have configs of this type."""
+    families: Iterator[type[Flow]] = chain(OWN.values(), (entry.load() for entry in registered()))
+    return next(family for family in families if family.config_type is type(config))
+
+
+def recipe_folders() -> list[Traversable]:
+    """The folders of recipes that come with registered families."""
+    folders = [files(entry.module.rpartition(".")[0]) / "recipes" for entry in registered()]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def upgrade(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config document of a checkpoint, as this release writes it.
+
+    Version 0.1 stored flows of other families as MAFs with further fields; the family adopts them.
+    """
+    config = doc.get("config")
+    if doc.get("family") != MAF.family or not isinstance(config, dict):
+        return doc
+    if doc.get("target") is None and all(config.get(k, v) == v for k, v in MOVED.items()):
+        return {**doc, "config": {k: v for k, v in config.items() if k not in MOVED}}
+    for entry in registered():
+        adopted: Mapping[str, Any] | None = entry.load().adopt(doc)
+        if adopted is not None:
+            return adopted
+    raise RecordError(f"this flow of version 0.1 is now part of {LAB}: pip install {LAB}")

@@ -1,0 +1,72 @@
+"""What the `plan` argument of a flow stands for: a name, a file, a Plan, or the default."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from reprlib import repr as short
+from typing import TYPE_CHECKING, Any
+
+from jacobiflow.core.plan import Plan, PlanError
+from jacobiflow.core.types import INITS, Init
+from jacobiflow.flows.auto_plan import auto_plan
+
+if TYPE_CHECKING:
+    from jacobiflow.flows.flow import Flow
+
+PLANS = ("sequential", "uniform", "selective", "auto")
+SWEPT = ("uniform", "selective")  # the names that take tol and init
+
+
+def resolve_plan(
+    flow: Flow,
+    plan: str | Path | Plan | None,
+    *,
+    tol: float | None,
+    init: Init | None,
+    max_deviation: float | None,
+    n: int,
+    **auto: Any,
+) -> Plan:
+    """The Plan for n samples at once, with every default spelled out.
+
+    None is "auto", or "selective" with `tol` or `init`. `auto`: guidance, context and backend, for "auto".
+    """
+    if plan is None:
+        plan = "auto" if tol is None and init is None else "selective"
+    if max_deviation is not None and plan != "auto":
+        raise TypeError("max_deviation belongs to plan 'auto', the default: other plans have their own tol")
+    if isinstance(plan, str) and plan in SWEPT:
+        found = _swept(flow, plan, tol, init)
+    elif tol is not None or init is not None:
+        raise TypeError("tol and init belong to plans 'uniform' and 'selective': leave them out")
+    elif plan == "auto":
+        found = auto_plan(flow, n, max_deviation=max_deviation, **auto)
+    elif plan == "sequential":
+        found = Plan.sequential(len(flow.blocks))
+    else:
+        found = plan if isinstance(plan, Plan) else Plan.load(_path(plan))
+    if len(found) != len(flow.blocks):
+        raise PlanError(f"the plan has {len(found)} methods, the flow {len(flow.blocks)} blocks")
+    needs_guesses = any(m.init is None or m.init == "calibrated" for m in found if m.width != 1)
+    return found.resolved(flow.default_unit, calibrated=needs_guesses and flow.guesses() is not None)
+
+
+def _swept(flow: Flow, name: str, tol: float | None, init: Init | None) -> Plan:
+    """The paper's plans."""
+    if init is not None and init not in INITS:
+        raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
+    tol = flow.default_tol if tol is None else tol
+    return (
+        Plan.uniform(len(flow.blocks), tol=tol, init=init) if name == "uniform" else flow.selective(tol, init)
+    )
+
+
+def _path(plan: object) -> Path:
+    if not isinstance(plan, str | Path):
+        raise PlanError(f"a plan is a name, a jf.Plan or a path, not {short(plan)}")
+    path = Path(plan)
+    if isinstance(plan, str) and path.suffix != ".json" and not os.path.exists(path):
+        known = ", ".join(PLANS)
+        raise PlanError(f"no plan is called {short(plan)}: use {known}, a jf.Plan or a JSON file")
+    return path

@@ -1,0 +1,227 @@
+"""The convergence profile of a flow: sweeps and deviation per block, width and tolerance.
+
+The profile belongs to the weights, not to the machine. Each cell solves one block approximately and all
+others exactly, and measures the deviation where users see it: at the samples x.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from jacobiflow.core.block import Block
+from jacobiflow.core.decode import decode
+from jacobiflow.core.files import read_text, write_text
+from jacobiflow.core.records import RecordError, build, parse_json
+from jacobiflow.core.types import Init, Method, Unit
+from jacobiflow.flows.guidance import Guidance
+
+if TYPE_CHECKING:
+    from jacobiflow.flows.flow import Flow
+
+FILE = "profile.json"
+FORMAT = "jacobiflow-profile"
+VERSION = 1
+NOISES = 64
+FEWEST_NOISES = 8
+PROBE_NOISES = 2  # on which the time is estimated
+SEED = 2**31 - 1  # of the noise that profiles are measured on
+WIDTHS = (None, 64, 32, 16, 8)
+WHOLE_TOLS = (10.0, 2.0, 0.4, 0.1)  # in units of the family's default deviation
+WINDOW_TOLS = (1.0, 0.2, 0.02, 0.002)  # windows deviate more at equal tol
+FINEST = 0.002  # a deviation, in the same unit, below which a tighter tolerance is not measured
+
+SEQUENTIAL = Method(width=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One method on one block."""
+
+    width: int | None
+    tol: float
+    init: Init
+    unit: Unit
+    sweeps: tuple[int, ...]  # per noise, in ascending order
+    deviation: float  # the largest |x - exact| of all noises; MAF: in standard deviations of the feature
+
+    @property
+    def method(self) -> Method:
+        return Method(width=self.width, tol=self.tol, init=self.init, unit=self.unit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What was measured with one guidance."""
+
+    guidance: Guidance
+    noises: int
+    blocks: tuple[tuple[Cell, ...], ...]  # in sampling order
+    left_out: str = ""  # what the time did not allow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """The entries of one set of weights, which `weights` is the fingerprint of."""
+
+    weights: str
+    entries: tuple[Entry, ...]
+
+    def entry(self, guidance: Guidance) -> Entry | None:
+        """What was measured with this guidance; others count as not measured."""
+        return next((e for e in self.entries if e.guidance == guidance), None)
+
+    def add(self, entry: Entry) -> Profile:
+        """A profile with one more entry; it replaces one of the same guidance."""
+        others = tuple(e for e in self.entries if e.guidance != entry.guidance)
+        return replace(self, entries=(*others, entry))
+
+    def to_json(self) -> str:
+        """As text that `from_json` reads."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Profile:
+        """What `to_json` wrote; RecordError for any other text."""
+        doc = parse_json(text)
+        if not isinstance(doc, dict) or (doc.pop("format", 0), doc.pop("version", 0)) != (FORMAT, VERSION):
+            raise RecordError(f"a profile is a JSON object of format {FORMAT}, version {VERSION}")
+        return build(cls, doc, "profile")
+
+    def save(self, folder: Path) -> None:
+        """Write `profile.json` into a checkpoint folder."""
+        write_text(folder / FILE, self.to_json())
+
+    @classmethod
+    def load(cls, folder: Path) -> Profile | None:
+        """What `save` wrote, if it is there and readable."""
+        try:
+            return cls.from_json(read_text(folder / FILE))
+        except (OSError, ValueError):
+            return None
+
+
+@torch.no_grad()
+def measure_profile(
+    flow: Flow,
+    guidance: Guidance | None = None,
+    *,
+    context: Tensor | None = None,
+    noises: int = NOISES,
+    seconds: float = math.inf,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Entry | None:
+    """Measure an entry and add it to `flow.profile`; None if `seconds` are not enough for the least of it.
+
+    context: rows that are taken in turn. seconds: about how long it may take; fewer noises come first, then
+    fewer cells, and `left_out` says what was not measured.
+    """
+    guide, blocks = guidance or Guidance(), len(flow.blocks)
+    ladders = list(_methods(flow))
+    began = perf_counter()
+    study = _Study(flow, guide, context, min(noises, PROBE_NOISES))
+    per_noise = (perf_counter() - began) / study.noises * (blocks + 1) / 2  # of a cell in every block
+    if per_noise * FEWEST_NOISES > seconds:
+        return None
+    enough = seconds / max(per_noise * sum(map(len, ladders)), 1e-9)
+    count = noises if enough >= noises else max(int(enough), FEWEST_NOISES)
+    study = _Study(flow, guide, context, count)
+    began, found, skipped = perf_counter(), list[tuple[Cell, ...]](), 0
+    for i in range(blocks):
+        progress(f"block {i + 1} of {blocks}")
+        allowed = seconds * (i + 1) / blocks
+        cells, missing = study.block(i, ladders, began + allowed)
+        found.append(tuple(cells))
+        skipped += missing
+    notes = [f"{noises - count} of {noises} noises"] * (count < noises) + [f"{skipped} cells"] * bool(skipped)
+    entry = Entry(guidance=guide, noises=count, blocks=tuple(found), left_out=", ".join(notes))
+    weights = flow.fingerprint()
+    base = flow.profile if flow.profile is not None and flow.profile.weights == weights else None
+    flow.profile = (base or Profile(weights=weights, entries=())).add(entry)
+    return entry
+
+
+def _methods(flow: Flow) -> Iterator[list[Method]]:
+    """Ladders of methods, the loosest tolerance of each width first."""
+    for width in WIDTHS:
+        if width is None or width < flow.sequence_shape[0]:
+            tols = WHOLE_TOLS if width is None else WINDOW_TOLS
+            methods = (Method(width=width, tol=float(f"{t * flow.default_deviation:.3g}")) for t in tols)
+            yield [m.resolved(flow.default_unit, calibrated=flow.guesses() is not None) for m in methods]
+
+
+class _Study:
+    """Exact answers of some noises, and methods measured against them."""
+
+    def __init__(self, flow: Flow, guidance: Guidance, context: Tensor | None, noises: int) -> None:
+        if context is not None and context.ndim == 2:
+            context = context[torch.arange(noises, device=context.device) % len(context)]
+        labels = flow.every_label(noises)
+        self.flow, self.noises, self.default = flow, noises, flow.default_deviation
+        self.stack = flow.bound_blocks(noises, labels=labels, context=context, guidance=guidance)
+        self.inputs = [flow.to_prior(flow.noise(noises, SEED))]
+        for block in self.stack:
+            self.inputs.append(decode(block, self.inputs[-1], SEQUENTIAL).x)
+        self.exact = flow.from_sequence(self.inputs[-1])
+        self.unit = deviation_unit(flow, self.exact)
+
+    def block(self, i: int, ladders: list[list[Method]], deadline: float) -> tuple[list[Cell], int]:
+        """The cells of block i, and how many were left out because the deadline had passed."""
+        cells: list[Cell] = []
+        for k, ladder in enumerate(ladders):
+            for j, method in enumerate(ladder):
+                if cells and perf_counter() > deadline:
+                    return cells, sum(map(len, ladders[k:])) - j
+                cells.append(self.cell(i, method))
+                if cells[-1].deviation <= FINEST * self.default:
+                    break
+        return cells, 0
+
+    def cell(self, i: int, method: Method) -> Cell:
+        """Block i by `method`, all later ones exactly."""
+        out = decode(self.stack[i], self.inputs[i], method)
+        seq = out.x
+        for block in self.stack[i + 1 :]:
+            seq = decode(block, seq, SEQUENTIAL).x
+        found = deviation(self.flow.from_sequence(seq), self.exact, self.unit)
+        sweeps = tuple(sorted(out.stats.blocks[0].sweeps.tolist()))
+        assert method.init is not None
+        assert method.unit is not None
+        return Cell(
+            width=method.width,
+            tol=method.tol,
+            init=method.init,
+            unit=method.unit,
+            sweeps=sweeps,
+            deviation=min(found, torch.finfo(torch.float64).max),
+        )
+
+
+def deviation_unit(flow: Flow, exact: Tensor) -> Tensor | float:
+    """What deviations are divided by: 1, or each feature's standard deviation for relative families."""
+    if flow.default_unit == "absolute":
+        return 1.0
+    finite = exact[exact.isfinite().flatten(1).all(1)]
+    spread = finite.std(0) if len(finite) > 1 else torch.ones_like(exact[:1].sum(0))
+    return torch.where(spread > 0, spread, 1.0)
+
+
+def deviation(x: Tensor, exact: Tensor, unit: Tensor | float = 1.0) -> float:
+    """The largest |x - exact| / unit over the samples that have a finite exact answer."""
+    off = ((x - exact).abs() / unit)[exact.isfinite().flatten(1).all(1)]
+    return float(off.nan_to_num(nan=math.inf).max()) if off.numel() else 0.0
+
+
+def solve(stack: list[Block], seq: Tensor, methods: tuple[Method, ...]) -> Tensor:
+    """A sequence through all blocks, one method each."""
+    for block, method in zip(stack, methods, strict=True):
+        seq = decode(block, seq, method).x
+    return seq

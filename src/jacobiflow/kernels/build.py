@@ -1,0 +1,146 @@
+"""Builds the C kernels by the machine's compiler on first use, and keeps them in the cache folder.
+
+Nothing depends on them: where there is no compiler, or with JACOBIFLOW_NATIVE=0, torch does the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from jacobiflow.core.cache_folder import own_folder, read_own, write_own
+from jacobiflow.core.warn import warn_once
+from jacobiflow.kernels.c_library import declare
+
+KERNELS = Path(__file__).with_name("csrc")
+SOURCES = (
+    *("transformer.c", "network.c", "attention.c", "gemm.c", "team.c"),
+    *("masked.c", "bands.c", "spline.c", "elementwise.c", "checksum.c", "accept.c"),
+)
+FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi")
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions; None, and one warning, where they cannot be had."""
+    if os.environ.get("JACOBIFLOW_NATIVE") == "0" or os.name != "posix":
+        return None
+    try:
+        compiler = compiler_command()
+        if not compiler:
+            _warn("no C compiler was found")
+            return None
+        name = _name(compiler)
+        return declare(_load(_built(compiler, name), name))
+    except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
+        _warn(f"they could not be built: {_reason(error)}")
+        return None
+
+
+def _warn(reason: str) -> None:
+    warn_once(
+        f"the C kernels are not used ({reason}), so decoding runs in torch, several times slower: "
+        "install a C compiler or set CC, or set JACOBIFLOW_NATIVE=0 to silence this"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """One line; of a failed compiler the first that it says about an error."""
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = [line.strip() for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
+        said = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+        return f"{error.cmd[0]} failed, {said}"
+    return " ".join(str(error).split())
+
+
+def version() -> str:
+    """What names the compiled functions in use; "torch" where there are none."""
+    return "torch" if library() is None else _name(compiler_command())
+
+
+def compiler_command() -> tuple[str, ...]:
+    """The compiler and its arguments, from CC or as it is found; () if there is none."""
+    own = tuple(shlex.split(os.environ.get("CC", "")))
+    found = (shutil.which(name) for name in ("cc", "gcc", "clang"))
+    return own or tuple(path for path in found if path)[:1]
+
+
+def _name(compiler: tuple[str, ...]) -> str:
+    """The same for the same source, compiler and processor."""
+    key = hashlib.sha256(" ".join((*compiler, _processor(), *FLAGS)).encode())
+    for path in sorted(KERNELS.iterdir()):
+        key.update(path.read_bytes())
+    return f"kernels-{key.hexdigest()[:16]}"
+
+
+def _built(compiler: tuple[str, ...], name: str) -> bytes:
+    """The shared object from the cache folder; built if it is not there, whole and the user's own."""
+    folder = own_folder("native")
+    if folder is not None:
+        with suppress(OSError):
+            content = read_own(folder / f"{name}.so")
+            if _whole(content):
+                return content
+    with tempfile.TemporaryDirectory(prefix="jacobiflow-") as room:
+        content = _build(compiler, Path(room) / name)
+    if folder is not None:
+        with suppress(OSError):  # built again next time
+            write_own(folder / f"{name}.so", content)
+    return content
+
+
+def _build(compiler: tuple[str, ...], out: Path) -> bytes:
+    sources = [str(KERNELS / name) for name in SOURCES]
+    command = [*compiler, *FLAGS, *sources, "-o", str(out), "-lm", "-lpthread"]
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
+    content = out.read_bytes()
+    return content + hashlib.sha256(content).digest()  # loaders do not mind what follows the last section
+
+
+def _whole(content: bytes) -> bool:
+    """Whether the file is as it was built: a torn one may end the process that loads it."""
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+
+
+def _load(content: bytes, name: str) -> ctypes.CDLL:
+    """The library from a copy of this process's own: what was checked is what is loaded, and a file that is
+    cut short later does not end the process (SIGBUS).
+    """
+    with suppress(AttributeError, OSError):  # Linux only; hardened kernels may refuse
+        number = os.memfd_create(name)  # stays open: the loader takes an equal path for the same library
+        with open(number, "wb", closefd=False) as file:
+            file.write(content)
+        return ctypes.CDLL(f"/proc/self/fd/{number}")
+    with tempfile.TemporaryDirectory(prefix="jacobiflow-", ignore_cleanup_errors=True) as room:
+        path = Path(room) / f"{name}.so"
+        path.write_bytes(content)
+        return ctypes.CDLL(str(path))  # stays loaded without the file
+
+
+def _processor() -> str:
+    """What decides which instructions there are: a folder may be shared by several machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {platform.processor()} {flags}"
+
+
+def library_for(like: Tensor) -> ctypes.CDLL | None:
+    """The library, if it applies to such tensors: float32 on a CPU, no gradients, no autocast."""
+    if torch.is_grad_enabled() or like.device.type != "cpu" or like.dtype != torch.float32:
+        return None
+    return None if torch.is_autocast_enabled("cpu") else library()

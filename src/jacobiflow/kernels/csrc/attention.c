@@ -1,0 +1,60 @@
+/* A tile of queries meets all keys that its last one sees: only tiles on the diagonal compute scores in vain. */
+#include "attention.h"
+
+#include <string.h>
+
+#include "gemm.h"
+#include "vector.h"
+
+/* Of a row of scores. Not a power of two: the rows of a tile would share a set of the first cache. */
+static long row(long length) { return up(length) + PANEL; }
+
+long attention_room(long length) { return QUERIES * row(length); }
+
+/* scores[seen] to weights, zero from there to `end`; returns one over their sum */
+static float soften(float *scores, long seen, long end, float scale) {
+    static const int lanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    long last = (seen - 1) / LANES * LANES;
+    ivec hidden;
+    memcpy(&hidden, lanes, sizeof hidden);
+    hidden = hidden >= (int)(seen - last);
+    vec tail = pick(hidden, all(-INFINITY), load(scores + last)), top = tail;
+    for (long j = 0; j < last; j += LANES) top = vmax(top, load(scores + j));
+    vec highest = all(largest(top));
+    vec total = pick(hidden, all(0), vexp((tail - highest) * scale));
+    store(scores + last, total);
+    for (long j = 0; j < last; j += LANES) {
+        vec e = vexp((load(scores + j) - highest) * scale);
+        store(scores + j, e);
+        total += e;
+    }
+    for (long j = last + LANES; j < end; j += LANES) store(scores + j, all(0));
+    return 1.0f / sum(total);
+}
+
+static int all_finite(const float *x, long count) {
+    vec s = all(0);
+    for (long j = 0; j < count; j += LANES) s += load(x + j) * 0.0f;
+    return sum(s) == 0;
+}
+
+/* The sum of the first `seen` values under the weights of each row. */
+static void mix(long rows, const float *weights, long ld, Head head, long seen, float *out, long ldo) {
+    Panels values = {head.values, head.size, PANEL, seen};
+    product(rows, weights, ld, values, 0, head.size / PANEL, out, ldo, 0, SET);
+}
+
+void attend(long rows, long from, float *q, long ld, Head head, long length, float scale, float *room) {
+    const Panels keys = {head.keys, PANEL, head.size * PANEL, head.size};
+    long seen = from + rows, stride = row(length);
+    product(rows, q, ld, keys, 0, up(seen) / PANEL, room, stride, 0, SET);
+    float shares[QUERIES];
+    for (long i = 0; i < rows; i++) shares[i] = soften(room + i * stride, from + i + 1, up(seen), scale);
+    mix(rows, room, stride, head, seen, q, ld);
+    for (long i = 0; i < rows; i++) {
+        /* 0 * NaN is NaN: a later value that overflowed must not show. */
+        if (i + 1 < rows && !all_finite(q + i * ld, head.size))
+            mix(1, room + i * stride, stride, head, from + i + 1, q + i * ld, ld);
+        for (long d = 0; d < head.size; d += LANES) store(q + i * ld + d, load(q + i * ld + d) * shares[i]);
+    }
+}
