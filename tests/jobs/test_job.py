@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.numpy import load_file
+from tqdm import TMonitor
 
 import jacobiflow as jf
 from jacobiflow.cli import sample
@@ -607,6 +609,19 @@ def test_the_echo_of_torchrun_is_no_second_press(monkeypatch: pytest.MonkeyPatch
     assert stop.pressed
     with pytest.raises(KeyboardInterrupt):
         stop.press(signal.SIGINT, None)
+
+
+def test_a_job_starts_no_thread(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that shows progress would print a traceback when the interpreter ends under it."""
+    draw, before, seen = runner.draw, set(threading.enumerate()), []
+
+    def look(*args: Any) -> Any:
+        seen.append({t for t in threading.enumerate() if not isinstance(t, TMonitor)} - before)
+        return draw(*args)
+
+    monkeypatch.setattr(runner, "draw", look)
+    assert job(tmp_path, *SMALL)[0] == 0
+    assert seen == [set(), set(), set()]
 
 
 def test_progress_in_plain_lines(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,10 +134,8 @@ class Job:
         except JobError as error:
             raise JobError(f"{folder} holds a job that cannot be resumed: {error}") from None
         except (OSError, ValueError, TypeError, KeyError) as error:
-            reason = one_line(error)
-            raise JobError(
-                f"{path} is damaged ({reason}): restore it, or begin again in a new --out"
-            ) from None
+            advice = "restore it, or begin again in a new --out"
+            raise JobError(f"{path} is damaged ({one_line(error)}): {advice}") from None
 
     def compare(self, other: Settings, weights: str, folder: Path) -> None:
         """Raise if the settings or the model differ from this job's."""
