@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
+import platform
 import shutil
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +24,7 @@ from tqdm import TMonitor
 
 import jacobiflow as jf
 from jacobiflow.cli import sample
+from jacobiflow.cli.main import main
 from jacobiflow.core import locks as lock
 from jacobiflow.core import processes as world
 from jacobiflow.core import progress as bars
@@ -302,8 +306,8 @@ def test_a_shard_that_cannot_be_replaced_is_one_line(job: Any, copy: Path) -> No
 def test_what_a_killed_job_was_writing_goes(job: Any, whole: Path, copy: Path) -> None:
     (copy / ".partial").mkdir()
     (copy / ".partial/abc").write_bytes(b"half")
-    (copy / ".SHA256SUMS.abc").write_bytes(b"half")
-    (copy / ".manifest.json.abc").write_bytes(b"half")
+    (copy / ".SHA256SUMS.0123456789abcdef").write_bytes(b"half")
+    (copy / ".manifest.json.0123456789abcdef").write_bytes(b"half")
     status, out, _ = job(copy, *SMALL)
     assert (status, "all of them complete before" in out) == (0, True)
     assert files(copy) == files(whole)
@@ -640,6 +644,21 @@ def test_a_number_of_processes_that_is_none(
         2,
         "jacobiflow sample: WORLD_SIZE in the environment must be a whole number, not 'two'\n",
     )
+
+
+def test_a_terminal_that_lacks_letters(flow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with PYTHONIOENCODING=ascii: what it lacks is a question mark, not a traceback."""
+    said = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", said)
+    assert main(["sample", str(flow[1]), "-n", "1", "--out", str(tmp_path / "dé")]) == 0
+    said.flush()
+    assert f"in {tmp_path}/d?: ".encode() in said.buffer.getvalue()
+
+
+def test_the_versions_name_python(flow: Any, whole: Path) -> None:
+    for name in ("manifest.json", "records/000000.json"):
+        doc = json.loads((whole / name).read_text())
+        assert doc["versions"]["python"] == platform.python_version()
 
 
 def test_the_fingerprint_sees_every_weight(flow: Any) -> None:

@@ -14,6 +14,7 @@ import torch
 import tyro
 
 from jacobiflow.cli import options as cli
+from jacobiflow.core.files import write_atomically
 from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.types import Status
 from jacobiflow.data.pictures import as_images, save_grid
@@ -133,7 +134,12 @@ def write(samples: Samples, folder: Path, columns: int | None) -> list[str]:
     arrays: dict[str, Any] = {"x": samples.x.numpy()}
     if samples.labels is not None:
         arrays["labels"] = samples.labels.numpy()
-    np.savez_compressed(folder / "samples.npz", **arrays)
+
+    def save(name: str) -> None:
+        with open(name, "wb") as file:
+            np.savez_compressed(file, **arrays)
+
+    write_atomically(folder / "samples.npz", save)
     images = as_images(samples.x[:SHOWN])
     if images is None:
         return ["samples.npz"]

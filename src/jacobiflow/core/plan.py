@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jacobiflow.core.files import read_text
+from jacobiflow.core.files import read_text, write_text
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.core.types import Init, JacobiflowError, Method, Unit
 from jacobiflow.core.warn import warn_once
@@ -114,7 +114,7 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
         try:
-            Path(path).write_text(self.to_json(), encoding="utf-8")
+            write_text(Path(path), self.to_json())
         except (OSError, ValueError) as error:
             raise PlanError(f"cannot write the plan {path}: {error}") from None
 

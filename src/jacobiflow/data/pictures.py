@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from jacobiflow.core.files import write_bytes
 from jacobiflow.flows.nonfinite import nonfinite_rows
 
 TILE_GREY, CROSS_GREY = 176, 32  # of the tile that stands for a sample that is not finite
@@ -60,7 +62,15 @@ def image_grid(x: Tensor, *, columns: int = 8, gap: int = 1) -> Image.Image:
 def save_grid(x: Tensor, path: str | Path, *, columns: int = 8, gap: int = 1, zoom: int = 2) -> None:
     """Write `image_grid` as a PNG, enlarged `zoom` times."""
     picture = image_grid(x, columns=columns, gap=gap)
-    picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST).save(path)
+    picture = picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST)
+    write_bytes(Path(path), png_bytes(picture))
+
+
+def png_bytes(picture: Image.Image) -> bytes:
+    """The content of a PNG file."""
+    stream = io.BytesIO()
+    picture.save(stream, "png")
+    return stream.getvalue()
 
 
 def save_strip(
@@ -89,4 +99,4 @@ def save_strip(
         top += strip.shape[0] + gap
         draw.text((4, top), caption, fill="black", font=font)
         top += line
-    sheet.crop((0, 0, width, top)).save(path)
+    write_bytes(Path(path), png_bytes(sheet.crop((0, 0, width, top))))

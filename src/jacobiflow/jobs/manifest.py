@@ -167,6 +167,7 @@ def versions(device: torch.device) -> dict[str, str]:
         machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     return {
         "jacobiflow": __version__,
+        "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "transformer": kernels_version(),

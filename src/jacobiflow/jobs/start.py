@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from jacobiflow.core.files import remove_leftovers
 from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.locks import Lock
 from jacobiflow.core.processes import World
@@ -105,8 +106,7 @@ def _resume(old: Job, flow: Flow, asked: Settings, folder: Path) -> Job:
 def clear(folder: Path) -> None:
     """Make the folders of a job and remove what a killed one was writing; the folder must be locked."""
     shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-    for left in (path for name in (FILE, SUMS) for path in folder.glob(f".{name}.*")):
-        left.unlink(missing_ok=True)
+    remove_leftovers(folder)
     for name, mode in ((PARTIAL, 0o700), (SHARDS, 0o777), (RECORDS, 0o777)):
         (folder / name).mkdir(mode=mode, exist_ok=True)
         if (folder / name).is_symlink():
