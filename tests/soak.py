@@ -1,8 +1,8 @@
 """Mixed work for as many seconds as it is told, and how memory, threads and open files went.
 
 The work: samples at changing batch sizes (the second argument is the largest) and plans, likelihoods, jobs in
-shards and short trainings. First comes the largest batch in every way; the warm-up ends with the first tenth of
-the time, and growth is counted from there:
+shards and short trainings. First comes the largest batch in every way. The warm-up ends with the first tenth
+of the time, and growth is counted from there:
 
 peak: the most that was ever held, before and at the end of each tenth of the time;
 kept: what is held between draws at those moments, once the allocator has given back what it keeps for later;
