@@ -39,6 +39,8 @@ class JobOptions:
     """Samples per batch; auto is as memory allows."""
     shard: Annotated[int | None, cli.option("SHARD")] = None
     """Samples per shard. Default: about 1,000, and at most 64 MB."""
+    max_memory: Annotated[float, cli.option("GB")] = 0.0
+    """Memory per process; larger batches are split. Default: all that is free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,7 @@ def settings(args: Args, flow: Flow) -> Settings:
         threads=args.flow.threads or 1,
         batch=0 if job.batch == "auto" else job.batch,
         shard=job.shard or 0,
+        max_memory=job.max_memory,
         **asdict(args.decoding),
         **asdict(args.guidance),
     )

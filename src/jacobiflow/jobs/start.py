@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from jacobiflow.core.files import remove_leftovers
-from jacobiflow.core.hardware import require_memory
+from jacobiflow.core.hardware import memory_limit, require_memory
 from jacobiflow.core.locks import Lock
 from jacobiflow.core.processes import World
 from jacobiflow.flows.checkpoint import load
@@ -60,6 +60,7 @@ def start(
         if fingerprint(flows[0]) != job.weights:
             raise JobError(f"{model} is another model here than where the first process runs")
         locks.enter_context(Lock(folder)).shared()
+    locks.enter_context(memory_limit(ask(flows[0]).max_memory))  # what does not fit is decoded in parts
     return job, flows[0]
 
 
