@@ -331,6 +331,7 @@ def test_maf_of_flattened_images(train, tmp_path, noise):
         assert shown.shape == (2 * (8 * 9 + 1), 2 * (8 * 9 + 1))
         assert shown.std() > 10
     flow = jf.load(tmp_path / "run" / "model")
+    assert flow.config.noise == noise
     assert isinstance(flow, jf.MAF)
     assert flow.log_prob(torch.zeros(3, 64)).shape == (3,)
 

@@ -98,6 +98,7 @@ OTHER = {
         "num_classes": 4,
         "volume_preserving": True,
         "noise_std": 0.25,
+        "noise": "gaussian",
     },
     MAFConfig: {
         "features": 9,
@@ -113,6 +114,7 @@ OTHER = {
         "order_seed": 5,
         "bins": 4,
         "bound": 2.5,
+        "noise": "binary",
     },
     DataConfig: {
         "source": "elsewhere",

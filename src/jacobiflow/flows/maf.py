@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.block import Conditioner
+from jacobiflow.core.noise import Noise
 from jacobiflow.core.plan import Plan
 from jacobiflow.core.types import Init, Unit
 from jacobiflow.flows.arguments import as_int, instance, number
@@ -54,6 +55,7 @@ class MAFConfig:
     order_seed: int = 0
     bins: int = 8
     bound: float = 5.0
+    noise: Noise | None = field(default=None, repr=False, compare=False)  # of training; None: unknown
 
     def __post_init__(self) -> None:
         widths = self.hidden if isinstance(self.hidden, Iterable) else ()

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from jacobiflow.core.files import read_text
+from jacobiflow.core.noise import Noise
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.data.sources import DataConfig
-from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.families import family_of, find_family, recipe_folders
 
 

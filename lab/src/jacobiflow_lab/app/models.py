@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from jacobiflow.core.noise import Noise
 from jacobiflow.core.types import INITS, JacobiflowError
 from jacobiflow.data.pictures import as_images
-from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.checkpoint import bundled_names, load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance

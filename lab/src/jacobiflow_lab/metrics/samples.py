@@ -12,11 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from jacobiflow.core.noise import Noise
 from jacobiflow.core.plan import Plan
 from jacobiflow.core.types import Decoded
 from jacobiflow.data.pictures import as_images
 from jacobiflow.data.sources import Images
-from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow_lab.metrics.distributed_map import DistributedMap
