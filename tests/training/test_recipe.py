@@ -159,7 +159,7 @@ def as_flags(table: str, values: dict[str, Any]) -> list[str]:
     found = []
     for name, value in values.items():
         flag = name.replace("_", "-")
-        if isinstance(value, bool):
+        if isinstance(value, bool) and name != "bf16":  # it has a third value, None
             found.append(f"--{table}.{flag}" if value else f"--{table}.no-{flag}")
         else:
             found += [f"--{table}.{flag}", *map(str, value if isinstance(value, tuple) else [value])]

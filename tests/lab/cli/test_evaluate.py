@@ -53,6 +53,7 @@ def test_json(run, small):
     assert other["energy_per_site"] != doc["energy_per_site"]
 
 
+@pytest.mark.filterwarnings("default")
 def test_images_unlike_those_of_the_model(run, tmp_path):
     """Other sizes or colours are named; pixels that are not 0 to 255 are refused."""
     image_flow().save(tmp_path / "model")
