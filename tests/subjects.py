@@ -207,7 +207,7 @@ NAMES = list(MAKERS)
 
 @functools.cache
 def subject(name: str, dtype: torch.dtype = torch.float64) -> Subject:
-    """A subject by name; made once a run."""
+    """A subject by name; made once per run."""
     made = MAKERS[name]()
     made.flow.to(dtype).eval().requires_grad_(False)
     return made

@@ -11,7 +11,7 @@ from subjects import NAMES, Subject, maf, subject
 
 
 def unrolled(one: Subject, z: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sequential decoding written so that autograd can follow it: T full passes a block."""
+    """Sequential decoding written so that autograd can follow it: T full passes per block."""
     flow = one.flow
     seq, log_det = flow.to_prior(z), torch.zeros(len(z), dtype=z.dtype)
     var = flow.prior_var()

@@ -19,7 +19,7 @@ from jacobiflow.core.method import Method
 from jacobiflow.core.networks import MaskedNetwork
 from jacobiflow.core.stopping import ROUNDING
 from jacobiflow.flows.masked_mlp import MaskedConditioner
-from jacobiflow.flows.weights import Watch
+from jacobiflow.flows.weights import WeightMemo
 from jacobiflow.kernels.backend import bind
 from jacobiflow.kernels.threads import torch_single_threaded
 
@@ -94,7 +94,7 @@ class TransformInverter:
     Uses `__slots__` because sbi mutates any object with a `__dict__`.
     """
 
-    __slots__ = ("masks", "min_rows", "network", "order", "spec", "structure", "units", "watch")
+    __slots__ = ("masks", "memo", "min_rows", "network", "order", "spec", "structure", "units")
 
     def __init__(self, spec: TransformSpec) -> None:
         self.spec = spec
@@ -104,7 +104,7 @@ class TransformInverter:
         self.units: tuple[Tensor, ...] = ()
         self.order: Tensor | None = None  # the feature at each position; None is the natural order
         self.network: MaskedNetwork | None = None
-        self.watch = Watch()
+        self.memo = WeightMemo()
 
     def pack(self, state: State, spec: TransformSpec) -> bool:
         """Read weights and layers, which may have been replaced. False: call the original, because its masks

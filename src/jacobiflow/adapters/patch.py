@@ -99,7 +99,7 @@ class Patch:
             except Declined:
                 return False
 
-        solution = inverter.watch.solve(((None, state.tensors),), pack, use)
+        solution = inverter.memo.solve(((None, state.tensors),), pack, use)
         if solution is None:
             return None
         x, log_det, lost = solution

@@ -41,7 +41,7 @@ from jacobiflow.flows.nonfinite import warn_of_nonfinite
 from jacobiflow.flows.plans import resolve_plan
 from jacobiflow.flows.profile import Profile
 from jacobiflow.flows.residual import checked
-from jacobiflow.flows.weights import Group, Watch, Watched, digest, tensors_of
+from jacobiflow.flows.weights import Group, MemoModule, WeightMemo, digest, tensors_of
 from jacobiflow.kernels.backend import Backend, bind
 from jacobiflow.kernels.threads import torch_single_threaded
 
@@ -51,7 +51,7 @@ P = ParamSpec("P")
 
 
 class NonfiniteError(JacobiflowError, ValueError):
-    """Weights or context that are not finite: no decoder can make anything of them."""
+    """Weights or context that are not finite."""
 
 
 def _with_weights(method: Callable[Concatenate[Flow, P], R]) -> Callable[Concatenate[Flow, P], R]:
@@ -87,7 +87,7 @@ class Flow(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self._watch = Watch()
+        self._memo = WeightMemo()
         self._version = 0  # of the weights
         self._fingerprint = (-1, "")  # of the weights of that version
         self.auto_plans: dict[Any, Plan] = {}  # what "auto" chose, by setting
@@ -122,7 +122,7 @@ class Flow(nn.Module, ABC):
     ) -> tuple[Conditioner, Bijector]:
         """The conditioner of block k for n rows, with all that is bound to them, and its elementwise map."""
 
-    def stretch(self) -> Tensor | float:
+    def data_log_det(self) -> Tensor | float:
         """log |dx/dseq| of `from_sequence`, the same for every sample."""
         return 0.0
 
@@ -178,7 +178,7 @@ class Flow(nn.Module, ABC):
         return Encoded(z=seq.reshape(len(x), *self.latent_shape), log_det=log_det)
 
     def _encode(self, seq: Tensor, condition: Tensor | None, guidance: Guidance) -> tuple[Tensor, Tensor]:
-        log_det = seq.new_zeros(len(seq)) - self.stretch()
+        log_det = seq.new_zeros(len(seq)) - self.data_log_det()
         for k in range(len(self.blocks)):
             seq, slope = bind(*self.bind(k, len(seq), condition, guidance), self.order(k), "torch").forward(
                 seq
@@ -315,7 +315,7 @@ class Flow(nn.Module, ABC):
     def _decode(
         self, z: Tensor, plan: Plan, blocks: list[Block], solve: Callable[..., Decoded]
     ) -> tuple[Tensor, Tensor, tuple[BlockStats, ...]]:
-        seq, log_det = self.to_prior(z), z.new_zeros(len(z)) + self.stretch()
+        seq, log_det = self.to_prior(z), z.new_zeros(len(z)) + self.data_log_det()
         var = self.prior_var()
         if var is not None:
             log_det = log_det + 0.5 * var.log().sum()
@@ -492,7 +492,7 @@ class Flow(nn.Module, ABC):
         return None
 
     def _refuse_type(self, name: str, value: Tensor) -> None:
-        """Numbers of another type than the weights have: neither is cast behind the caller's back."""
+        """Refuse a dtype other than that of the weights: nothing is cast silently."""
         own = next(self.parameters()).dtype
         if value.dtype != own and not torch.is_autocast_enabled(value.device.type):
             mine, its = (str(t).removeprefix("torch.") for t in (own, value.dtype))
@@ -501,20 +501,17 @@ class Flow(nn.Module, ABC):
             )
 
     def refuse_nonfinite(self) -> int:
-        """Raise if a weight is not finite; looks again only after a weight has changed.
-
-        Returns a number that is another one then.
-        """
-        return self._watch.fresh_groups(self._groups(), self._seen_finite)
+        """Raise if a weight is not finite. Returns a version number that changes with the weights."""
+        return self._memo.fresh_groups(self._groups(), self._seen_finite)
 
     def with_weights(self, use: Callable[[], R]) -> R:
-        """use() on the weights as they are now; they are read once, by nobody inside it."""
-        return self._watch.solve(self._groups(), self._seen_finite, lambda _: use())
+        """use() on the weights as they are now, which are read once for the whole call."""
+        return self._memo.solve(self._groups(), self._seen_finite, lambda _: use())
 
     def _groups(self) -> Iterator[Group]:
         """The tensors of each block, and the flow's own."""
         for block in self.blocks:
-            yield block.watch if isinstance(block, Watched) else None, tensors_of(block)
+            yield block.memo if isinstance(block, MemoModule) else None, tensors_of(block)
         own = (*self._parameters.values(), *self._buffers.values())
         yield None, (t for t in own if t is not None)
 
@@ -529,7 +526,7 @@ class Flow(nn.Module, ABC):
         var = self.prior_var()
         if var is not None and not bool((var.isfinite() & (var > 0)).all()):
             raise NonfiniteError("the prior variance has non-finite or non-positive values")
-        if not math.isfinite(self.stretch()):
+        if not math.isfinite(self.data_log_det()):
             raise NonfiniteError("the linear map next to the data is singular or has non-finite values")
         self._version += 1
         return self._version
