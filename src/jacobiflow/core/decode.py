@@ -189,7 +189,7 @@ def slide(batch: Batch, results: Rows, observe: Observer) -> list[Batch]:
         look = verdict.look
         if moving is not None:
             observe(batch.rows, moving, low, batch.rows.length)
-        if verdict.overflowed or options.method.max_sweeps is not None:
+        if look.overflowed or options.method.max_sweeps is not None:
             widths = next_widths(batch.rows, verdict, batch.width, options.method, options.on_failure)
             left = [width for width in set(widths.tolist()) if width < batch.width]
             narrower += [_narrowed(batch, (widths == width).nonzero()[:, 0], width) for width in left]
@@ -215,7 +215,7 @@ def one_by_one(batch: Batch, results: Rows, observe: Observer) -> list[Batch]:
     rows, engine, length = batch.rows, batch.block.engine, batch.rows.length
     if not len(rows):
         return []
-    low, high = (int(v) for v in rows.frontier.aminmax())
+    low, high = torch.stack(rows.frontier.aminmax()).tolist()
     if low != high:
         every = sorted(set(rows.frontier.tolist()))
         return [batch.take((rows.frontier == f).nonzero()[:, 0], 1) for f in every]

@@ -172,7 +172,7 @@ class MaskedConditioner:
             cache.update(x, start - 1, start + width - 1, start, width)
             return cache.theta(start, start + width)
         # One rectangle for all rows, from the lowest position to the highest: then each takes its own window.
-        low, high = (int(v) for v in torch.stack(start.aminmax()))
+        low, high = torch.stack(start.aminmax()).tolist()
         high = min(high + width, self.length)
         cache.update(x, low - 1, high - 1, start, width)
         return take(cache.theta(low, high), start - low, width)

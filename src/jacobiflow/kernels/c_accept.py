@@ -64,4 +64,4 @@ def accept(
         *(new.data_ptr(), log_slope.data_ptr(), cached),
     )
     low, high, count, overflowed = found.summary
-    return Verdict(here, beyond, largest, bool(overflowed), Look(low, high, count))
+    return Verdict(here, beyond, largest, Look(low, high, count, bool(overflowed)))
