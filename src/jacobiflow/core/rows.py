@@ -202,9 +202,7 @@ def accept(
     good, swept = own & finite, own.any(1)
     window.put(rows.answer, new, good)
     window.put(rows.log_slope, log_slope.sum(-1), good)
-    offset = own.long().cumsum(1) - 1  # of each position in its row's window
-    window.put(rows.seen, new, good & (offset >= found.advance[:, None] - 1))
-    window.put(rows.seen, window.take(rows.guess), own & ~finite)
+    window.put(rows.seen, torch.where(finite[..., None], new, window.take(rows.guess)), found.unsettled)
     rows.evaluated = rows.evaluated + own.sum(1) + (0 if cached else swept * (rows.frontier - 1))
     rows.sweeps = rows.sweeps + swept
     rows.change = torch.maximum(rows.change, found.accepted.double())

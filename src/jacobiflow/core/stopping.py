@@ -56,12 +56,13 @@ def describe(method: Method) -> Rule | None:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a sweep decided, per row; tensors are [n]."""
+    """What a sweep decided, per row; tensors are [n] but for `unsettled`."""
 
     advance: Tensor  # positions that became final
     loose: Tensor  # whether one of them was accepted within tol, not to rounding
     accepted: Tensor  # the largest change among those; else 0
     largest: Tensor  # the largest change in the window
+    unsettled: Tensor  # [n, w], positions that the network sees anew: not final, or the last that became it
     overflows_here: Tensor  # whether the first position of the window is not finite
     overflows_beyond: Tensor  # whether only a later one is not finite
 
@@ -74,19 +75,21 @@ def judge(change: Tensor, still: Tensor, own: Tensor, method: Method, at_end: Te
     its inputs are. A position that is not finite is never final. Windows accept small changes. Without a
     width only positions that stand still are accepted, until all changes are small (Algorithm 1).
     """
-    finite = ~change.isnan()
-    small = still | (change <= method.tol)
-    if method.width is None:
-        small = still | ((small | ~own).all(1) & at_end)[:, None]
-    before = own.long().cumsum(1) == 0  # positions ahead of the window
-    skipped = before.sum(1)
-    run = (before | (small & own)).long().cumprod(1).sum(1) - skipped
-    last = (skipped + run).clamp_max(own.shape[1] - 1)[:, None]
-    advance = torch.minimum(run + finite.gather(1, last)[:, 0], own.sum(1))
-    place = torch.arange(own.shape[1], device=own.device) - skipped[:, None]
-    loose = (own & ~still & (place < advance[:, None] - 1)).any(1)
+    count = own.sum(1)
+    place = own.cumsum(1) - 1  # of each position in its row's window
+    lost = change.isnan()
+    flags = torch.stack((~still, ~(still | (change <= method.tol)), lost)) & own
+    moved, large, bad = torch.where(flags, place, count[:, None]).amin(-1)  # the first of each kind, or count
+    run = large if method.width is not None else torch.where((large == count) & at_end, count, moved)
+    advance = torch.minimum(run + 1, bad)
+    loose = moved < advance - 1
     accepted = torch.where(own & (place < run[:, None]) & loose[:, None], change, 0).amax(1)
-    largest = torch.where(own & finite, change, 0).amax(1)
-    bad = own & ~finite
-    here = (bad & (place == 0)).any(1)
-    return Decision(advance, loose, accepted, largest, here, bad.any(1) & ~here)
+    return Decision(
+        advance=advance,
+        loose=loose,
+        accepted=accepted,
+        largest=torch.where(own & ~lost, change, 0).amax(1),
+        unsettled=own & (place >= advance[:, None] - 1),
+        overflows_here=(bad == 0) & (count > 0),
+        overflows_beyond=(bad > 0) & (bad < count),
+    )
