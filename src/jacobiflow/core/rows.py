@@ -196,7 +196,7 @@ def accept(
     them, whose cache entry does not exist yet. Positions that are not finite return to the first guess.
     """
     own, z, seen = rows.own(window), window.take(rows.z), window.take(rows.x)
-    change, still = changes(new, seen, z, log_slope, method.unit or "absolute")
+    change, still = changes(new, seen, z, log_slope, method)
     found = judge(change, still, own, method, rows.frontier + width >= rows.length)
     finite = new.isfinite().all(-1)
     good, swept = own & finite, own.any(1)

@@ -12,7 +12,7 @@ from jacobiflow.core.method import Method, Unit
 ROUNDING = 8  # units in the last place within which a position stands still
 
 
-def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, unit: Unit) -> tuple[Tensor, Tensor]:
+def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, method: Method) -> tuple[Tensor, Tensor]:
     """How far each position moved from `seen` to `new`, and whether it stands still; both [n, w].
 
     All arguments are [n, w, D]; log_slope is log |dx/dz| at `new`. Elementwise, with d = |new - seen|:
@@ -23,13 +23,14 @@ def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, unit: Unit)
     Where |z dx/dz| overflows, u is |x|. Where u is 0, only d = 0 is small.
 
     >>> x = torch.tensor([[[2e-6], [1.0]]])
-    >>> change, still = changes(x, x + 1e-7, torch.zeros_like(x), torch.zeros_like(x), "relative")
+    >>> zero = torch.zeros_like(x)
+    >>> change, still = changes(x, x + 1e-7, zero, zero, Method(unit="relative"))
     >>> [f"{c:.0e}" for c in change[0].tolist()], still.tolist()
     (['5e-02', '1e-07'], [[False, True]])
     """
     d, size = (new - seen).abs(), new.abs()
     rounding, largest = ROUNDING * torch.finfo(new.dtype).eps, torch.finfo(new.dtype).max
-    if unit == "relative":
+    if method.unit == "relative":
         reach = z.abs() * log_slope.exp()
         size = torch.where(reach <= largest, torch.maximum(size, reach), size)
         change = torch.where(d == 0, d, d / size).clamp_max(largest)
@@ -50,7 +51,13 @@ class Rule:
 
 
 def describe(method: Method) -> Rule | None:
-    """The rule of a method; None for a rule that only `judge` knows, which no backend may replace."""
+    """The rule of a method; None for one that only `changes` and `judge` know, which no backend may replace.
+
+    So is every method with a setting that is not listed here.
+    """
+    listed = ("width", "tol", "max_sweeps", "init", "unit")
+    if method != Method(**{name: getattr(method, name) for name in listed}):
+        return None
     return Rule(method.tol, method.unit or "absolute", method.width is None)
 
 

@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial, wraps
 from pathlib import Path
 from reprlib import repr as short
@@ -375,11 +375,16 @@ class Flow(nn.Module, ABC):
         return (default, *(init for init in others if init != default))
 
     def fingerprint(self) -> str:
-        """Names config and weights; the same for every dtype and device. Read again when a weight changed."""
+        """Identifies config and weights; the same for every dtype and device.
+
+        Fields of the config at their default do not count, so that a new field changes no fingerprint.
+        """
         version = self.refuse_nonfinite()
         if self._fingerprint[0] != version:
             tensors = {name: t.float() for name, t in self.state_dict().items()}
-            self._fingerprint = version, digest(tensors, self.family, repr(self.config))
+            values = {f.name: (getattr(self.config, f.name), f.default) for f in fields(self.config)}
+            own = {name: value for name, (value, default) in values.items() if value != default}
+            self._fingerprint = version, digest(tensors, self.family, repr(own))
         return self._fingerprint[1]
 
     def every_label(self, n: int) -> Tensor | None:

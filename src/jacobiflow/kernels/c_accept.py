@@ -1,4 +1,4 @@
-"""`accept` of core/stopping.py in C: what a sweep made final, in one call."""
+"""`accept` of core/rows.py in C: what a sweep made final, in one call."""
 
 from __future__ import annotations
 
