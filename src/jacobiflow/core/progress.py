@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 LINE_SECONDS = 30.0  # between lines where there is no terminal
-LINE = "{n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
+LINE = "{n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left{postfix}"
 
 
 class _Lines:
