@@ -19,7 +19,7 @@ from PIL import Image
 import jacobiflow as jf
 from jacobiflow.cli import sample
 from jacobiflow.core import hardware
-from jacobiflow.data.pictures import to_pixels
+from jacobiflow.core.pictures import to_pixels
 from subjects import maf, tarflow
 
 SHAPE: dict[str, Any] = {"image_size": 6, "width": 8, "head_dim": 4, "blocks": 2, "layers_per_block": 1}
@@ -243,7 +243,7 @@ def test_samples_without_an_answer_leave_a_plain_report(run: Any) -> None:
 def strong(labelled: jf.Flow) -> float:
     """A guidance weight with which some of six samples overflow, and some do not."""
     for weight in 10.0 ** torch.arange(1, 6, 0.25):
-        out = labelled.sample(6, labels=torch.arange(6) % 3, seed=0, guidance=float(weight), warn=False)
+        out = decoded(labelled, 6, None, labels=torch.arange(6) % 3, guidance=float(weight), warn=False)
         lost = int((~out.x.isfinite()).flatten(1).any(1).sum())
         if 0 < lost < 6:
             return float(weight)

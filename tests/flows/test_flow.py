@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -142,6 +143,11 @@ def test_unknown_options_are_type_errors() -> None:
     flow = subject("maf-exp").flow
     with pytest.raises(TypeError):
         flow.sample(1, temperature=2.0)
+    contract = (  # the names that scripts rely on
+        "n labels context plan tol init max_deviation seed generator guidance denoise on_failure backend "
+        "batch_size progress"
+    )
+    assert list(inspect.signature(flow.sample).parameters) == contract.split()
     with pytest.raises(TypeError):
         jf.TarFlowConfig(image_size=8, depth=3)
     with pytest.raises(TypeError):
@@ -204,7 +210,7 @@ def test_explicit_orders() -> None:
                 assert jacobian[place, later] == 0
             if i:
                 assert jacobian[place, order[k][0]] != 0
-    assert flow.sample(2, seed=0, check=True, tol=0.0).stats.residual.max() < 1e-12
+    assert flow.decode(flow.noise(2, seed=0), check=True, tol=0.0).stats.residual.max() < 1e-12
 
 
 def test_weights_that_change_are_honoured() -> None:

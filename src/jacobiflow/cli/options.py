@@ -272,17 +272,6 @@ def refuse_context(flow: Flow, instead: str) -> None:
         )
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns of text; the first row is the head, all columns but the first are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in (rows[0], ["-" * width for width in widths], *rows[1:]):
-        first, *others = zip(row, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
 def report(doc: dict[str, Any], text: str, *, as_json: bool, file: Path | None = None) -> None:
     """Print `text` for people or `doc` for programs; `file` gets `doc` in either case."""
     plain = json.dumps(records.as_json(doc), indent=2, allow_nan=False)
