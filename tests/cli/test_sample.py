@@ -173,11 +173,9 @@ def test_guidance_options_reach_the_decoder(run: Any, labelled: jf.Flow) -> None
     assert np.array_equal(arrays()["x"], want)
 
 
-def test_guidance_without_effect_is_said(run: Any, labelled: jf.Flow) -> None:
-    words = "--guidance changes nothing without --labels or another --attn-temp"
-    assert words in run("sample", "model", "-n", 1, "--guidance", 1).err
+def test_what_gives_guidance_an_effect(run: Any, labelled: jf.Flow) -> None:
     for extra in (["--labels", 1], ["--attn-temp", 2]):
-        assert words not in run("sample", "model", "-n", 1, "--guidance", 1, *extra).err
+        assert run("sample", "model", "-n", 1, "--guidance", 1, *extra).status == 0
 
 
 def test_threads_reach_torch(run: Any, labelled: jf.Flow) -> None:
@@ -320,6 +318,8 @@ def test_denoising_that_overflows_counts(
         ("sample maf --denoise", "--denoise: this flow was trained without Gaussian noise"),
         ("sample context", "this flow needs context, which the command line cannot give"),
         ("sample model --guidance inf", "weight must be finite"),
+        ("sample model --guidance 1", "changes nothing without labels: add --labels or --attn-temp 1.5"),
+        ("sample plain --guidance 1", "changes nothing without labels: add --attn-temp 1.5"),
         ("sample model --guidance 1 --attn-temp 0", "attn_temp must be finite and positive"),
         ("sample model -n 0", "-n must be 1 or more, not 0"),
         ("sample model --threads 0", "--threads must be 1 or more, not 0"),

@@ -128,14 +128,15 @@ class GuidanceOptions:
     """Attention temperature of the unconditional branch."""
 
     def for_flow(self, flow: Flow, labels: str | None, backend: Backend | None = None) -> Guidance:
-        """Guidance as the flow takes it; raises if the flow does not support it or the backend."""
+        """Guidance as the flow takes it; raises if flow or backend do not support it, or it changes nothing."""
         guidance = Guidance(
             weight=self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp
         )
         with torch.no_grad():
             flow.bound_blocks(1, guidance=guidance, backend=backend)
-        if self.guidance and labels is None and self.attn_temp == 1:
-            note("--guidance changes nothing without --labels or another --attn-temp")
+        if labels in (None, "none") and guidance.idle(None):
+            fix = "--labels or " if flow.num_classes else ""
+            raise ValueError(f"--guidance changes nothing without labels: add {fix}--attn-temp 1.5")
         return guidance
 
 

@@ -298,6 +298,7 @@ class Flow(nn.Module, ABC):
         began = time.perf_counter()
         with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()), torch_single_threaded(z):
             bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide, backend=backend)
+            guide.refuse_idle(labels, self.num_classes)
             solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
             seq, log_det, stats = self._decode(z, methods, bound, solve)
             x = self.from_sequence(seq)
@@ -416,6 +417,8 @@ class Flow(nn.Module, ABC):
         size = max(n, 1) if batch_size is None else arguments.as_int("batch_size", batch_size, 1)
         self._condition(n, labels, context)  # raises if they do not fit
         guide = Guidance.of(guidance)
+        if labels is not None:  # some of the batches may have no labels
+            guide.refuse_idle(labels, self.num_classes)
         if plan in (None, "auto") and tol is None and init is None:  # the same plan for every batch
             some = slice(min(n, size))
             auto = {"context": _part(context, some, 2), "guidance": guide, "backend": backend}
@@ -432,7 +435,7 @@ class Flow(nn.Module, ABC):
                     tol=tol,
                     init=init,
                     max_deviation=max_deviation,
-                    guidance=guide,
+                    guidance=Guidance() if label is not None and guide.idle(label) else guide,
                     on_failure=on_failure,
                     backend=backend,
                     warn=False,
