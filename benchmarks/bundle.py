@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import jacobiflow as jf
-from jacobiflow.data.pictures import save_grid
+from jacobiflow.core.pictures import save_images
 from jacobiflow.flows.compare import compare
 from jacobiflow.training.recipe import Recipe
 
@@ -71,7 +71,7 @@ def half_precision(flow: jf.Flow, folder: Path, n: int = 64) -> dict[str, float]
     if pairs.ndim == 2:
         side = math.isqrt(pairs.shape[1])
         pairs = pairs.reshape(-1, 1, side, side)
-    save_grid(pairs, folder / "half_precision.png", columns=16)
+    save_images(pairs, folder / "half_precision.png", columns=16)
     return {"samples": n, "largest": off.max().item(), "mean": off.mean().item()}
 
 

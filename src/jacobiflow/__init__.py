@@ -11,6 +11,7 @@ from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
 from jacobiflow.core.block import Block
 from jacobiflow.core.decode import decode
 from jacobiflow.core.method import Method, Plan, PlanError
+from jacobiflow.core.pictures import save_images
 from jacobiflow.core.results import (
     BlockStats,
     Decoded,
@@ -21,6 +22,7 @@ from jacobiflow.core.results import (
     Status,
     Sweep,
 )
+from jacobiflow.flows.bundled import models
 from jacobiflow.flows.checkpoint import CheckpointError, load
 from jacobiflow.flows.flow import Flow, NonfiniteError
 from jacobiflow.flows.guidance import Guidance
@@ -57,6 +59,8 @@ __all__ = [
     "decode",
     "import_tarflow",
     "load",
+    "models",
     "restore",
+    "save_images",
     "tune",
 ]

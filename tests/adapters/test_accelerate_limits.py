@@ -211,7 +211,7 @@ CHANGES: dict[str, Callable[[nn.Parameter], Any]] = {
 def test_weights_overwritten_before_the_backward_pass_are_an_error(change: str, ours: bool) -> None:
     if ours:
         flow = jf.MAF(jf.MAFConfig(features=D, blocks=1, hidden=(24,)))
-        weight, x = flow.blocks[0].head.weight, flow.sample(3, seed=0, differentiable=True).x
+        weight, x = flow.blocks[0].head.weight, flow.decode(flow.noise(3, seed=0), differentiable=True).x
     else:
         foreign_flow = jf.accelerate(zuko.flows.MAF(32, transforms=1))
         weight = foreign_flow.transform.transforms[0].hyper[-1].weight
@@ -224,7 +224,7 @@ def test_weights_overwritten_before_the_backward_pass_are_an_error(change: str, 
 
 def test_weights_replaced_in_our_own_flows_are_an_error() -> None:
     flow = jf.MAF(jf.MAFConfig(features=D, blocks=1, hidden=(24,)))
-    x = flow.sample(3, seed=0, differentiable=True).x
+    x = flow.decode(flow.noise(3, seed=0), differentiable=True).x
     flow.blocks[0].head.weight = nn.Parameter(flow.blocks[0].head.weight.detach() + 1)
     with pytest.raises(RuntimeError, match="weights were replaced between sampling and the backward pass"):
         x.sum().backward()

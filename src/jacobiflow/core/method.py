@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,11 +75,20 @@ class Method:
         return replace(self, init=init, unit=unit)
 
 
+def _in_words(method: Method) -> str:
+    """The width in words; then the other fields that are set, except the unit."""
+    if method.width == 1:
+        return "sequential"
+    words = "sweeps" if method.width is None else f"window of {method.width}"
+    named = {f.name: getattr(method, f.name) for f in fields(method) if f.name not in ("width", "unit")}
+    return words + "".join(f", {name} {value}" for name, value in named.items() if value is not None)
+
+
 class PlanError(JacobiflowError, ValueError):
     """A plan that cannot be read or does not fit the flow."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """How each block is solved, the block next to the noise first.
 
@@ -89,6 +99,10 @@ class Plan:
     [1, None, None]
     >>> Plan.from_json(plan.to_json()) == plan
     True
+    >>> plan
+    Plan of 3 blocks, the one next to the noise first
+      block 0: sequential
+      blocks 1-2: sweeps, tol 0.5
     """
 
     methods: tuple[Method, ...]
@@ -99,6 +113,18 @@ class Plan:
         for i, method in enumerate(self.methods):
             if not isinstance(method, Method):
                 raise PlanError(f"Plan takes jf.Method entries; entry {i} is {method!r}")
+
+    def __repr__(self) -> str:
+        rows, first = [], 0
+        for line, run in groupby(self.in_words()):
+            last = first + len(list(run)) - 1
+            rows.append(f"  {f'block {first}' if first == last else f'blocks {first}-{last}'}: {line}")
+            first = last + 1
+        return "\n".join([f"Plan of {len(self)} blocks, the one next to the noise first", *rows])
+
+    def in_words(self) -> list[str]:
+        """Each method in a few words."""
+        return [_in_words(method) for method in self]
 
     def __iter__(self) -> Iterator[Method]:
         return iter(self.methods)

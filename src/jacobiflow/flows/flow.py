@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Block, Conditioner
@@ -23,6 +22,7 @@ from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.method import Init, Method, Plan, Unit
 from jacobiflow.core.noise import row_noise
+from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import (
     BlockStats,
     Decoded,
@@ -298,6 +298,7 @@ class Flow(nn.Module, ABC):
         began = time.perf_counter()
         with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()), torch_single_threaded(z):
             bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide, backend=backend)
+            guide.refuse_idle(labels, self.num_classes)
             solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
             seq, log_det, stats = self._decode(z, methods, bound, solve)
             x = self.from_sequence(seq)
@@ -410,10 +411,8 @@ class Flow(nn.Module, ABC):
         backend: Backend | None = None,
         batch_size: int | None = None,
         progress: bool = False,
-        warn: bool = True,
-        **options: Any,
     ) -> Decoded:
-        """Decode fresh noise; options are those of `decode`.
+        """Decode fresh noise; for the options that are not described here see `decode`.
 
         seed: sample i depends on (seed, i) only. Default: torch's global generator, or `generator`.
         denoise: see `denoise`. batch_size: samples that are decoded at a time. Default: all of them.
@@ -422,31 +421,34 @@ class Flow(nn.Module, ABC):
         z = self.noise(n, seed, generator=generator)
         size = max(n, 1) if batch_size is None else arguments.as_int("batch_size", batch_size, 1)
         self._condition(n, labels, context)  # raises if they do not fit
-        if plan in (None, "auto") and tol is None and init is None and not options.get("differentiable"):
+        guide = Guidance.of(guidance)
+        if labels is not None:  # some of the batches may have no labels
+            guide.refuse_idle(labels, self.num_classes)
+        if plan in (None, "auto") and tol is None and init is None:  # the same plan for every batch
             some = slice(min(n, size))
-            auto = {"context": _part(context, some, 2), "guidance": Guidance.of(guidance), "backend": backend}
+            auto = {"context": _part(context, some, 2), "guidance": guide, "backend": backend}
             plan, max_deviation = self.plan("auto", max_deviation=max_deviation, n=some.stop, **auto), None
         parts = []
-        for rows in tqdm([slice(i, i + size) for i in range(0, max(n, 1), size)], disable=not progress):
-            label, given = _part(labels, rows, 1), _part(context, rows, 2)
-            out = self.decode(
-                z[rows],
-                plan,
-                labels=label,
-                context=given,
-                tol=tol,
-                init=init,
-                max_deviation=max_deviation,
-                guidance=guidance,
-                on_failure=on_failure,
-                backend=backend,
-                warn=False,
-                **options,
-            )
-            parts.append(replace(out, x=self.denoise(out.x, labels=label)) if denoise else out)
+        with progress_bar(desc="sampling", unit=" samples", total=n, disable=not progress) as bar:
+            for rows in (slice(i, i + size) for i in range(0, max(n, 1), size)):
+                label = _part(labels, rows, 1)
+                out = self.decode(
+                    z[rows],
+                    plan,
+                    labels=label,
+                    context=_part(context, rows, 2),
+                    tol=tol,
+                    init=init,
+                    max_deviation=max_deviation,
+                    guidance=Guidance() if label is not None and guide.idle(label) else guide,
+                    on_failure=on_failure,
+                    backend=backend,
+                    warn=False,
+                )
+                parts.append(replace(out, x=self.denoise(out.x, labels=label)) if denoise else out)
+                bar.update(len(out.x))
         found = joined(parts)
-        if warn:
-            warn_of_nonfinite(found.x, z, guidance)
+        warn_of_nonfinite(found.x, z, guide)
         return found
 
     def denoise(self, x: Tensor, labels: int | Tensor | None = None) -> Tensor:

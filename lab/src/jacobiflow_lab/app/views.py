@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from jacobiflow.core.method import Method
-from jacobiflow.data.pictures import as_images, image_grid
+from jacobiflow.core.pictures import as_images, image_grid
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.plots import save_convergence
 from jacobiflow_lab.analysis.trajectory import Walk
@@ -187,7 +187,7 @@ def inversion_table(result: InversionResult) -> Table:
         ["bits per dimension", f"{result.bits_per_dim:.3f}"],
         ["error of the noise", deviation(residual)],
         ["decoding time", seconds(stats.seconds)],
-        ["status", stats.status.name.lower().replace("_", " ")],
+        ["status", stats.status.words],
     ]
 
 

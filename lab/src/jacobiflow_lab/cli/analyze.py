@@ -16,6 +16,7 @@ from torch import Tensor
 import jacobiflow
 from jacobiflow.cli import options as cli
 from jacobiflow.core.processes import World, leave_process_group
+from jacobiflow.core.tables import table
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis import plots
@@ -324,8 +325,6 @@ def work(job: Job) -> None:
             if draw(result, args.out / file, title=f"{args.model}: {title}") is not False:
                 files.append(file)
         head = [name for column in study.head for name in (blocks if column == BLOCKS else [column])]
-        texts.append(
-            f"{study.about.format(job=job, result=result)}\n\n{cli.table([head, *study.rows(result)])}"
-        )
+        texts.append(f"{study.about.format(job=job, result=result)}\n\n{table([head, *study.rows(result)])}")
     texts.append(f"written to {args.out}: {', '.join(files)}")
     cli.report(doc | {"files": files}, "\n\n".join(texts), as_json=args.json)
