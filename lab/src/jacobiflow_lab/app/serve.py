@@ -11,13 +11,16 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
+import gradio as gr
 import torch
+import uvicorn
+from fastapi import FastAPI
 
 from jacobiflow_lab.app.gate import Gate, host_name
 from jacobiflow_lab.app.invert import MAX_FILE_BYTES
 from jacobiflow_lab.app.models import ModelRegistry, UserError
+from jacobiflow_lab.app.page import build
 from jacobiflow_lab.app.visitors import MAX_VISITORS, Visitors
 
 SYSTEM_FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")  # of the visitor
@@ -55,17 +58,10 @@ def _server(
     host: str,
     names: list[str],
     uploads: Path,
-) -> Any:
+) -> uvicorn.Server:
     """The page behind its gate. uploads: a folder that only this user can write to."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["GRADIO_TEMP_DIR"] = str(uploads)
-    try:
-        import gradio as gr
-        import uvicorn
-        from fastapi import FastAPI
-    except ImportError:
-        raise UserError("the playground needs gradio: pip install 'jacobiflow-lab[app]'") from None
-    from jacobiflow_lab.app.page import build
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
