@@ -16,7 +16,7 @@ from torch import Tensor
 
 import jacobiflow as jf
 from benchmarks.harness import Row, Section
-from jacobiflow.core.types import Init
+from jacobiflow.core.method import Init
 from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.plain_loop import plain_tarflow
 from jacobiflow.kernels.backend import Backend
