@@ -109,12 +109,31 @@ def test_cells_hold_what_decoding_gives(profiled: jf.Flow) -> None:
     assert entry.guidance == jf.Guidance()
     for cells in entry.blocks:
         assert {c.width for c in cells} == {None, 8}  # wider windows do not fit 16 positions
-        for width in (None, 8):
-            ladder = [c for c in cells if c.width == width]
+        kinds = [
+            (None, "float32"),
+            (8, "float32"),
+            *{(None, "mixed")} & {(c.width, c.precision) for c in cells},
+        ]
+        for kind in kinds:
+            ladder = [c for c in cells if (c.width, c.precision) == kind]
             assert [c.tol for c in ladder] == sorted((c.tol for c in ladder), reverse=True)
             assert ladder[-1].deviation < ladder[0].deviation
             assert sum(ladder[-1].sweeps) > sum(ladder[0].sweeps)
+            assert {len(c.guess_sweeps) for c in ladder} == {16 if kind[1] == "mixed" else 0}
             assert all(len(c.sweeps) == 16 and list(c.sweeps) == sorted(c.sweeps) for c in ladder)
+
+
+def test_mixed_precision_is_measured_where_the_backend_has_it(profiled: jf.Flow) -> None:
+    assert profiled.profile is not None
+    has_it = profiled.bound_blocks(1)[0].engine.rough() is not None
+    for cells in profiled.profile.entries[0].blocks:
+        mixed = [c for c in cells if c.precision == "mixed"]
+        assert bool(mixed) == has_it
+        assert all(
+            c.method == jf.Method(tol=c.tol, init=c.init, unit=c.unit, precision="mixed") for c in mixed
+        )
+        plain = {c.tol: c for c in cells if c.width is None and c.precision == "float32"}
+        assert all(sum(c.sweeps) <= sum(plain[c.tol].sweeps) for c in mixed if c.tol in plain)
 
 
 def test_deviations_are_measured_at_x(profiled: jf.Flow) -> None:
@@ -141,7 +160,7 @@ def test_features_are_measured_in_standard_deviations() -> None:
     assert deviation_unit(small(), torch.zeros(3, 1, 8, 8)) == 1.0
 
 
-@pytest.mark.parametrize(("seconds", "noises", "left_out"), [(1e3, 64, ""), (60, 10, "54 of 64 noises")])
+@pytest.mark.parametrize(("seconds", "noises", "left_out"), [(1e3, 64, ""), (90, 10, "54 of 64 noises")])
 def test_little_time_measures_fewer_noises(
     seconds: float, noises: int, left_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,9 @@ class Engine(Protocol):
     def select(self, rows: Tensor) -> Engine:
         """The same engine for these rows."""
 
+    def rough(self) -> Engine | None:
+        """The same engine with products in bfloat16, for first guesses; None where it would not be faster."""
+
     def new_cache(self, n: int) -> Cache:
         """As `Conditioner.new_cache`."""
 

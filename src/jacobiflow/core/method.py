@@ -16,8 +16,10 @@ from jacobiflow.core.warn import warn_once
 
 Init = Literal["zeros", "noise", "previous", "calibrated"]
 Unit = Literal["absolute", "relative"]
+Precision = Literal["float32", "mixed"]
 INITS: tuple[Init, ...] = ("zeros", "noise", "previous", "calibrated")
 UNITS: tuple[Unit, ...] = ("absolute", "relative")
+PRECISIONS: tuple[Precision, ...] = ("float32", "mixed")
 FORMAT = "jacobiflow-plan"
 VERSION = 2  # 1: windows were closed one after the other, and max_sweeps was per window
 MOST = 10_000  # methods of a plan that is read; no flow has as many blocks
@@ -36,6 +38,8 @@ class Method:
         "previous" for absolute and "zeros" for relative methods.
     unit: what changes are measured in: "absolute", or "relative" to max(|x|, |z dx/dz|), which is right
         for variables and latents of any scale. None is the default of the flow's family.
+    precision: "mixed" improves the first guess of whole-sequence sweeps by sweeps in bfloat16, where the
+        processor and the backend have it. Sweeps in float32 follow, so tol and status mean the same.
     """
 
     width: int | None = None
@@ -43,6 +47,7 @@ class Method:
     max_sweeps: int | None = None
     init: Init | None = None
     unit: Unit | None = None
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         for name, least in (("width", 1), ("max_sweeps", 1)):
@@ -59,6 +64,10 @@ class Method:
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise ValueError(f"Method.{name} must be one of {', '.join(known)} or None, not {value!r}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"Method.precision must be 'float32' or 'mixed', not {self.precision!r}")
+        if self.precision == "mixed" and self.width is not None:
+            raise ValueError("Method.precision 'mixed' is for whole-sequence sweeps: leave out width")
 
     def resolved(self, unit: Unit = "absolute", *, calibrated: bool = False) -> Method:
         """The same method with every default spelled out.
@@ -66,7 +75,7 @@ class Method:
         unit: the family's. calibrated: whether the flow has a calibrated first guess.
 
         >>> Method(tol=0.1).resolved("relative")
-        Method(width=None, tol=0.1, max_sweeps=None, init='zeros', unit='relative')
+        Method(width=None, tol=0.1, max_sweeps=None, init='zeros', unit='relative', precision='float32')
         """
         unit = self.unit or unit
         init = self.init

@@ -102,6 +102,10 @@ class BlockStats:
     status: tuple[Status, ...]
     seconds: float
     backend: str = ""  # what evaluated the block: "torch", "c" or "compile"
+    guess_sweeps: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    precision: str = (
+        "float32"  # "mixed" if sweeps in bfloat16, `guess_sweeps` of them, improved the first guess
+    )
 
     @property
     def worst(self) -> Status:
@@ -212,6 +216,8 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
             status=tuple(status for b in block for status in b.status),
             seconds=sum(b.seconds for b in block),
             backend=block[0].backend,
+            guess_sweeps=torch.cat([b.guess_sweeps for b in block]),
+            precision=block[0].precision,
         )
         for block in per_block
     )

@@ -77,6 +77,7 @@ class Rows:
     evaluated: Tensor  # [n], inputs that went through the network
     change: Tensor  # [n], the largest change that was accepted within tol, or left at max_sweeps
     status: Tensor  # [n], ranks of Status
+    guess_sweeps: Tensor  # [n], in bfloat16, for the first guess
 
     @classmethod
     def start(cls, z: Tensor, first: Tensor, log_slope: Tensor, guess: Tensor, padding: int) -> Rows:
@@ -99,6 +100,7 @@ class Rows:
             evaluated=count.clone(),
             change=torch.zeros(n, dtype=torch.float64, device=z.device),
             status=torch.where(lost, NONFINITE, EXACT),
+            guess_sweeps=count.clone(),
         )
 
     def __len__(self) -> int:
