@@ -10,14 +10,13 @@ from jacobiflow.adapters.accelerate import AccelerationError, accelerate, accele
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
 from jacobiflow.core.block import Block
 from jacobiflow.core.decode import decode
-from jacobiflow.core.plan import Plan, PlanError
-from jacobiflow.core.types import (
+from jacobiflow.core.method import Method, Plan, PlanError
+from jacobiflow.core.results import (
     BlockStats,
     Decoded,
     DecodingError,
     Encoded,
     JacobiflowError,
-    Method,
     Stats,
     Status,
     Sweep,

@@ -14,7 +14,7 @@ from jacobiflow.adapters.inverter import ForeignConditioner, IndexedConditioner,
 from jacobiflow.adapters.module_state import State
 from jacobiflow.core.block import Block, take
 from jacobiflow.core.decode import decode
-from jacobiflow.core.types import Method
+from jacobiflow.core.method import Method
 from jacobiflow.flows.masked_mlp import MaskedConditioner
 
 N, WIDTH = 6, 4

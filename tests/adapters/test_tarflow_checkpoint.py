@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from jacobiflow.adapters import tarflow_checkpoint
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.flows.checkpoint import CheckpointError
 from jacobiflow.flows.guidance import Guidance
 from public_tarflow import Shape, public

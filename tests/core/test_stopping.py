@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import jacobiflow as jf
+from jacobiflow.core.method import UNITS, Unit
 from jacobiflow.core.stopping import ROUNDING, changes, judge
-from jacobiflow.core.types import UNITS, Unit
 from jacobiflow.kernels.torch_reference import TorchEngine
 
 EPS = torch.finfo(torch.float64).eps

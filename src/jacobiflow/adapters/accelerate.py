@@ -20,7 +20,7 @@ from torch.distributions import Distribution, Transform
 from jacobiflow.adapters import made, pyro, zuko
 from jacobiflow.adapters.patch import Patch
 from jacobiflow.adapters.transform_spec import Declined
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 
 Model = TypeVar("Model")
 KINDS: tuple[type[Patch], ...] = (made.Inverse, zuko.ForwardPatch, zuko.Inverse, pyro.Inverse, pyro.Condition)

@@ -15,9 +15,9 @@ from jacobiflow.adapters.transform_spec import TransformSpec, library_mode
 from jacobiflow.core.block import Block, Cache, Conditioner, NoCache, Start, take
 from jacobiflow.core.decode import decode
 from jacobiflow.core.implicit import attach
+from jacobiflow.core.method import Method
 from jacobiflow.core.networks import MaskedNetwork
 from jacobiflow.core.stopping import ROUNDING
-from jacobiflow.core.types import Method
 from jacobiflow.flows.masked_mlp import MaskedConditioner
 from jacobiflow.flows.weights import Watch
 from jacobiflow.kernels.backend import bind

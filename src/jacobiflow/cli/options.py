@@ -21,7 +21,7 @@ import tyro
 from tqdm import tqdm
 
 from jacobiflow.core import records
-from jacobiflow.core.types import Init
+from jacobiflow.core.method import Init
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance

@@ -15,7 +15,7 @@ import tyro
 
 from jacobiflow.cli import options as cli
 from jacobiflow.core.hardware import require_memory
-from jacobiflow.core.types import Status
+from jacobiflow.core.results import Status
 from jacobiflow.data.pictures import as_images, save_grid
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.nonfinite import remedy

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from jacobiflow.cli import options as cli
-from jacobiflow.core.plan import Plan
+from jacobiflow.core.method import Plan
 from jacobiflow.flows.auto_plan import keep
 from jacobiflow.flows.tune import ROWS, tune
 

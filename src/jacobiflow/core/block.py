@@ -12,8 +12,8 @@ from torch import Tensor
 from jacobiflow.core.bijectors import Bijector
 
 if TYPE_CHECKING:
+    from jacobiflow.core.method import Method
     from jacobiflow.core.rows import Rows, Verdict, Window
-    from jacobiflow.core.types import Method
 
 Start = int | Tensor  # the first position of a window: one for all rows, or one per row [n]
 Guess = tuple[Tensor, Tensor]  # a calibrated first guess mean_t + slope_t z_t: mean and slope [T, D]

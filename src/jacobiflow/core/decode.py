@@ -17,20 +17,19 @@ from torch import Tensor
 
 from jacobiflow.core.block import Block, Cache
 from jacobiflow.core.failures import next_widths
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.rows import Look, Rows, Verdict, first_guess
-from jacobiflow.core.types import (
+from jacobiflow.core.method import Method, Plan
+from jacobiflow.core.results import (
     ON_FAILURE,
     STATUSES,
     BlockStats,
     Decoded,
     DecodingError,
-    Method,
     OnFailure,
     Stats,
     Sweep,
     Watcher,
 )
+from jacobiflow.core.rows import Look, Rows, Verdict, first_guess
 
 COMPACT_AT = 7 / 8  # solved rows leave the batch when this share of it or less is still moving
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 
 MAX_TEXT_BYTES = 16 * 2**20  # bytes of a config, a plan, a recipe
 

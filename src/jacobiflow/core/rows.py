@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jacobiflow.core.block import Guess, Start, take
+from jacobiflow.core.method import Init, Method
+from jacobiflow.core.results import Status
 from jacobiflow.core.stopping import changes, judge
-from jacobiflow.core.types import Init, Method, Status
 
 EXACT, CONVERGED, FELL_BACK, SWEEP_LIMIT, NONFINITE = (status.rank for status in Status)
 

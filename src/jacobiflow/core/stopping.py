@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jacobiflow.core.types import Method, Unit
+from jacobiflow.core.method import Method, Unit
 
 ROUNDING = 8  # units in the last place within which a position stands still
 

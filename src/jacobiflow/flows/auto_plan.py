@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.cache_folder import cache_folder, own_folder
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Method
+from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.warn import warn_once
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.cost_model import Clock, costs_of

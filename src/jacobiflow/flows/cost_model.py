@@ -23,9 +23,9 @@ from jacobiflow.core.block import Block
 from jacobiflow.core.cache_folder import own_folder, read_own, write_own
 from jacobiflow.core.decode import Batch, sweep
 from jacobiflow.core.hardware import processor_name
+from jacobiflow.core.method import Method
 from jacobiflow.core.records import build, parse_json
 from jacobiflow.core.rows import Rows
-from jacobiflow.core.types import Method
 from jacobiflow.kernels.build import version as kernels_version
 
 WIDTHS = (8, 16, 32, 64)

@@ -21,18 +21,15 @@ from jacobiflow.core.block import Block, Conditioner
 from jacobiflow.core.decode import decode
 from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.implicit import attach
+from jacobiflow.core.method import Init, Method, Plan, Unit
 from jacobiflow.core.noise import row_noise
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import (
+from jacobiflow.core.results import (
     BlockStats,
     Decoded,
     Encoded,
-    Init,
     JacobiflowError,
-    Method,
     OnFailure,
     Stats,
-    Unit,
     Watcher,
     joined,
 )

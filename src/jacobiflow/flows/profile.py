@@ -20,8 +20,8 @@ from torch import Tensor
 from jacobiflow.core.block import Block
 from jacobiflow.core.decode import decode
 from jacobiflow.core.files import read_text, write_text
+from jacobiflow.core.method import Init, Method, Unit
 from jacobiflow.core.records import RecordError, build, parse_json
-from jacobiflow.core.types import Init, Method, Unit
 from jacobiflow.flows.guidance import Guidance
 
 if TYPE_CHECKING:

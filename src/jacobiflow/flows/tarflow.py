@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.block import Conditioner
-from jacobiflow.core.types import Unit
+from jacobiflow.core.method import Unit
 from jacobiflow.flows.arguments import as_int, instance, number
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, Guided

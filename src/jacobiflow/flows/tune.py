@@ -14,8 +14,7 @@ from torch import Tensor
 
 from jacobiflow.core.block import Block
 from jacobiflow.core.hardware import processor_name
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Init
+from jacobiflow.core.method import Init, Plan
 from jacobiflow.flows.arguments import as_int, instance
 from jacobiflow.flows.auto_plan import MARGIN, Choice, choices, deviation_bound, entry_of, keep, pick
 from jacobiflow.flows.calibration import calibrate

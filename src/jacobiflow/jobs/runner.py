@@ -15,7 +15,7 @@ import torch
 from jacobiflow.core.files import write_atomically
 from jacobiflow.core.hardware import out_of_memory
 from jacobiflow.core.processes import StopKey, World, leave_process_group
-from jacobiflow.core.types import STATUSES
+from jacobiflow.core.results import STATUSES
 from jacobiflow.flows.flow import Flow
 from jacobiflow.jobs.manifest import Job, JobError, versions
 from jacobiflow.jobs.progress import finished_samples, progress

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Init, Status
+from jacobiflow.core.method import Init, Plan
+from jacobiflow.core.results import Status
 from jacobiflow.data.pictures import as_images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from jacobiflow.core.files import read_text
 from jacobiflow.core.records import parse_json
-from jacobiflow.core.types import Status
+from jacobiflow.core.results import Status
 from jacobiflow.data.pictures import as_images, to_pixels
 from jacobiflow.flows.nonfinite import nonfinite_rows
 from jacobiflow.jobs.sampling import Format

@@ -8,10 +8,10 @@ from ctypes import addressof, c_float, c_int, c_int64, c_long, c_void_p
 import torch
 from torch import Tensor
 
+from jacobiflow.core.method import Method
 from jacobiflow.core.rows import Look, Rows, Verdict, Window
 from jacobiflow.core.rows import accept as in_torch
 from jacobiflow.core.stopping import ROUNDING, describe
-from jacobiflow.core.types import Method
 from jacobiflow.kernels.build import library
 
 

@@ -8,7 +8,7 @@ from functools import cache
 
 from torch import Tensor, nn
 
-from jacobiflow.core.types import Status
+from jacobiflow.core.results import Status
 
 PANEL = 16  # columns per panel of packed weights, as in vector.h
 
@@ -18,7 +18,7 @@ def declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     if c_long.in_dll(lib, "jf_panel").value != PANEL:
         raise RuntimeError("the C kernels pack weights in other panels: set PANEL as in vector.h")
     if tuple((c_long * 2).in_dll(lib, "jf_ranks")) != (Status.CONVERGED.rank, Status.SWEEP_LIMIT.rank):
-        raise RuntimeError("the C kernels have other ranks of Status: set them as in core/types.py")
+        raise RuntimeError("the C kernels have other ranks of Status: set them as in core/results.py")
     lib.jf_codes.restype = lib.jf_activations.restype = c_char_p
     lib.jf_params_scratch.restype = lib.jf_solve_scratch.restype = c_long
     lib.jf_params_scratch.argtypes = [*(c_void_p, c_void_p, c_void_p, c_long, c_long), c_int]

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from jacobiflow.core.files import write_text
 from jacobiflow.core.records import as_json
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 
 
 class Log:

@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from jacobiflow.core.files import checksum
 from jacobiflow.core.locks import Lock
 from jacobiflow.core.processes import StopKey, World
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.pictures import save_grid
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Batch, prepare

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Init, JacobiflowError
+from jacobiflow.core.method import Init, Plan
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.exact_blocks import Note, Record, select_rows

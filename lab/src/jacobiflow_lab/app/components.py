@@ -12,7 +12,7 @@ import gradio as gr
 from gradio.components.plot import PlotData
 
 from jacobiflow.core.hardware import out_of_memory
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow_lab.app.views import Picture
 from jacobiflow_lab.app.visitors import Monitor, Visitors
 

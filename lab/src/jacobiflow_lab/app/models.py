@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from jacobiflow.core.types import INITS, JacobiflowError
+from jacobiflow.core.method import INITS
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.pictures import as_images
 from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.checkpoint import bundled_names, load

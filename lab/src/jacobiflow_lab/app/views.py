@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from jacobiflow.core.types import Method
+from jacobiflow.core.method import Method
 from jacobiflow.data.pictures import as_images, image_grid
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.plots import save_convergence

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.plan import Plan
+from jacobiflow.core.method import Init, Method, Plan
 from jacobiflow.core.records import RecordError, build
-from jacobiflow.core.types import Init, Method
 from jacobiflow.flows.arguments import as_int
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.weights import linear_shapes

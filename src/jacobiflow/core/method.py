@@ -1,21 +1,77 @@
-"""Plan: one Method per block, in sampling order; plain data that can be saved and read."""
+"""Method: how one block is solved. Plan: one Method per block; plain data that can be saved and read."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jacobiflow.core.files import read_text
 from jacobiflow.core.records import RecordError, build
-from jacobiflow.core.types import Init, JacobiflowError, Method, Unit
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.core.warn import warn_once
 
+Init = Literal["zeros", "noise", "previous", "calibrated"]
+Unit = Literal["absolute", "relative"]
+INITS: tuple[Init, ...] = ("zeros", "noise", "previous", "calibrated")
+UNITS: tuple[Unit, ...] = ("absolute", "relative")
 FORMAT = "jacobiflow-plan"
 VERSION = 2  # 1: windows were closed one after the other, and max_sweeps was per window
 MOST = 10_000  # methods of a plan that is read; no flow has as many blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How one block is solved: a window of `width` positions, swept until changes are at most `tol`.
+
+    width: positions per window; None is the whole sequence, 1 is sequential decoding.
+    tol: the largest change that counts as small. It bounds the residual, not the deviation from exact, which
+        the block may amplify. 0 asks for the exact answer.
+    max_sweeps: sweeps per sample; None is the bound after which every answer is exact.
+    init: the first guess: "zeros", a fixed draw of standard normal "noise", "previous" (the block's input) or
+        "calibrated" (a line fitted per position). None is "calibrated" where the flow has one, else
+        "previous" for absolute and "zeros" for relative methods.
+    unit: what changes are measured in: "absolute", or "relative" to max(|x|, |z dx/dz|), which is right
+        for variables and latents of any scale. None is the default of the flow's family.
+    """
+
+    width: int | None = None
+    tol: float = 0.0
+    max_sweeps: int | None = None
+    init: Init | None = None
+    unit: Unit | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("width", 1), ("max_sweeps", 1)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ValueError(f"Method.{name} must be a whole number or None, not {value!r}")
+            if value is not None and value < least:
+                raise ValueError(f"Method.{name} must be {least} or more, not {value}")
+        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float):
+            raise ValueError(f"Method.tol must be a number, not {self.tol!r}")
+        if not 0 <= self.tol < float("inf"):
+            raise ValueError(f"Method.tol must be finite and not negative, not {self.tol}")
+        for name, known in (("init", INITS), ("unit", UNITS)):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise ValueError(f"Method.{name} must be one of {', '.join(known)} or None, not {value!r}")
+
+    def resolved(self, unit: Unit = "absolute", *, calibrated: bool = False) -> Method:
+        """The same method with every default spelled out.
+
+        unit: the family's. calibrated: whether the flow has a calibrated first guess.
+
+        >>> Method(tol=0.1).resolved("relative")
+        Method(width=None, tol=0.1, max_sweeps=None, init='zeros', unit='relative')
+        """
+        unit = self.unit or unit
+        init = self.init
+        if init is None and self.width != 1:
+            init = "calibrated" if calibrated else "previous" if unit == "absolute" else "zeros"
+        return replace(self, init=init, unit=unit)
 
 
 class PlanError(JacobiflowError, ValueError):
