@@ -25,7 +25,7 @@ from jacobiflow_lab.analysis.exact_blocks import Note
 from jacobiflow_lab.analysis.memory import memory
 from jacobiflow_lab.analysis.redundancy import OFFSETS, VARIANTS, redundancy
 from jacobiflow_lab.analysis.runtime import Runtime, runtime
-from jacobiflow_lab.analysis.sweeps import Sweeps, doubt, kept, progress, sweeps
+from jacobiflow_lab.analysis.sweeps import Sweeps, kept, progress, sweeps
 
 CURVE_SAMPLES = 8  # enough for curves of convergence
 BLOCKS = "block ..."  # in a study's head: one column per block
@@ -293,11 +293,8 @@ def prepare(args: Args, world: World) -> Job:
 
 
 def work(job: Job) -> None:
-    """Warn, measure, write and report."""
+    """Measure, write and report."""
     args = job.args
-    warning = doubt(sweeps(job.flow, plan="uniform", **job.first(CURVE_SAMPLES), **job.swept))
-    if warning is not None:
-        cli.note(f"jacobiflow analyze: {warning}")
     about = {
         "model": args.model,
         "n": args.n,
@@ -306,7 +303,6 @@ def work(job: Job) -> None:
         "threads": torch.get_num_threads(),
         "processes": job.world.size,
         "device": str(job.z.device),
-        "warning": warning,
         "versions": {"jacobiflow": jacobiflow.__version__, "torch": torch.__version__},
     }
     blocks = [plots.block_name(i) for i in range(len(job.flow.blocks))]
