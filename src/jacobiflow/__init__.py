@@ -7,6 +7,8 @@ torch.Size([3, 4])
 """
 
 from jacobiflow.adapters.accelerate import AccelerationError, accelerate, accelerated, restore
+from jacobiflow.adapters.own_made import OwnMADE
+from jacobiflow.adapters.report import Acceleration, acceleration
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
 from jacobiflow.core.block import Block
 from jacobiflow.core.decode import decode
@@ -34,6 +36,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "MAF",
+    "Acceleration",
     "AccelerationError",
     "Block",
     "BlockStats",
@@ -47,6 +50,7 @@ __all__ = [
     "MAFConfig",
     "Method",
     "NonfiniteError",
+    "OwnMADE",
     "Plan",
     "PlanError",
     "Stats",
@@ -56,6 +60,7 @@ __all__ = [
     "TarFlowConfig",
     "accelerate",
     "accelerated",
+    "acceleration",
     "decode",
     "import_tarflow",
     "load",
