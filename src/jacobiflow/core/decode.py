@@ -201,7 +201,7 @@ def rough_guess(
     for _ in range(min(method.max_sweeps or length, length - 1) if len(z) else 0):
         part, own, known = engine.select(rows), x[rows], z[rows, 1:]
         new, log_slope = part.inverse(known, part.params(own, 1, length - 1, None))
-        largest = changes(new, own[:, 1:], known, log_slope, method.unit or "absolute")[0].amax(1)
+        largest = changes(new, own[:, 1:], known, log_slope, method)[0].amax(1)
         x[rows, 1:] = torch.where(largest.isfinite()[:, None, None], new, own[:, 1:])
         count[rows] += 1
         rows = rows[largest > max(ROUGH_TOL, method.tol)]  # NaN is not larger

@@ -55,7 +55,7 @@ def describe(method: Method) -> Rule | None:
 
     So is every method with a setting that is not listed here.
     """
-    listed = ("width", "tol", "max_sweeps", "init", "unit")
+    listed = ("width", "tol", "max_sweeps", "init", "unit", "precision")
     if method != Method(**{name: getattr(method, name) for name in listed}):
         return None
     return Rule(method.tol, method.unit or "absolute", method.width is None)
