@@ -21,6 +21,7 @@ import tyro
 from tqdm import tqdm
 
 from jacobiflow.core import records
+from jacobiflow.core.files import write_text
 from jacobiflow.core.method import Init
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
@@ -277,7 +278,7 @@ def report(doc: dict[str, Any], text: str, *, as_json: bool, file: Path | None =
     """Print `text` for people or `doc` for programs; `file` gets `doc` in either case."""
     plain = json.dumps(records.as_json(doc), indent=2, allow_nan=False)
     if file is not None:
-        file.write_text(f"{plain}\n", encoding="utf-8")
+        write_text(file, f"{plain}\n")
     print(plain if as_json else text)
 
 
