@@ -129,7 +129,7 @@ class GuidanceOptions:
     """Attention temperature of the unconditional branch."""
 
     def for_flow(self, flow: Flow, labels: str | None, backend: Backend | None = None) -> Guidance:
-        """Guidance as the flow takes it; raises if flow or backend do not support it or it does nothing."""
+        """Guidance as the flow takes it; raises if it is not supported there, or changes nothing."""
         guidance = Guidance(
             weight=self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp
         )
