@@ -376,7 +376,7 @@ def test_documents_that_cannot_be_read_are_one_line(site: Site, body: bytes) -> 
 
 
 TUNE = ["mnist", 0, 64, True]  # takes a minute
-QUICK = ["mnist", "selective", 0.1, "zeros", 0, [], 0, 0, 1]  # no samples: answered at once
+QUICK = ["mnist", "selective", 0.1, "zeros", 0, [], 0, 0, 1, False]  # no samples: answered at once
 
 
 def begin_tuning(site: Site, stack: ExitStack) -> None:
