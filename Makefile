@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Two workers for two cores, one thread each; timings are never taken in tests.
 WORKERS ?= 2
 
-.PHONY: demo test lint format bench docs pictures clean
+.PHONY: demo test lint format bench docs pictures release clean
 
 $(VENV)/core: pyproject.toml models/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -54,6 +54,10 @@ docs: $(VENV)/dev
 pictures: $(VENV)/dev
 	@$(BIN)/python docs/tools/frames.py
 	@$(BIN)/python docs/tools/graph.py
+
+# Builds the three distributions, checks them and tries them in a fresh environment.
+release: $(VENV)/dev
+	@$(BIN)/python docs/tools/release.py
 
 clean:
 	rm -rf $(VENV) out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

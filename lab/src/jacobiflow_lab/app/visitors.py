@@ -16,7 +16,7 @@ from jacobiflow.flows.tune import clock_of
 from jacobiflow_lab.app.models import UserError
 
 MAX_VISITORS = 50  # sessions at a time
-MAX_WAITING = 20  # requests in line, of all visitors
+MAX_WAITING = MAX_VISITORS  # requests in line
 CONNECT_SECONDS = 5.0  # from a session's request until it listens for the answer
 
 
