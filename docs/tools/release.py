@@ -1,4 +1,4 @@
-"""`make release` builds the three distributions into dist/, checks them, and tries them in a fresh environment.
+"""`make release` builds the three distributions into dist/, checks them and tries them.
 
 A wheel is built from its source distribution, so that this one is complete. The check reads the wheels: one
 version, which the changelog knows; complete metadata; every file of the package and no other. Then the wheels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -138,10 +139,34 @@ def test_guidance_pushes_parameters() -> None:
             jf.Guidance(**bad)
 
 
+def test_guidance_that_changes_nothing_is_an_error() -> None:
+    flow, plain = tarflow(0.25, num_classes=3).float(), tarflow(0.25).float()
+    z, none = flow.noise(4, seed=0), torch.full((4,), -1)
+    give = r"guidance without labels changes nothing at attn_temp 1: give labels, or use jf.Guidance\(2, "
+    for labels in (None, -1, none):
+        for call in (lambda **o: flow.decode(z, **o), lambda **o: flow.sample(4, **o)):
+            with pytest.raises(ValueError, match=give):
+                call(labels=labels, guidance=2.0)
+        with pytest.raises(ValueError, match=give):
+            jf.tune(flow, 4, labels=labels, guidance=2.0)
+    with pytest.raises(ValueError, match=r"at attn_temp 1: use jf.Guidance\(2, attn_temp=1.5\)"):
+        plain.sample(4, guidance=2.0)
+    warm = jf.Guidance(2, attn_temp=1.5)  # what the message says has an effect
+    assert not torch.equal(plain.sample(4, seed=0, guidance=warm).x, plain.sample(4, seed=0).x)
+    some = torch.tensor([-1, -1, 0, 2])  # a batch without labels among others
+    alone = flow.sample(4, labels=some, seed=0, guidance=2.0, batch_size=2, plan="sequential").x
+    assert torch.allclose(alone, flow.decode(z, "sequential", labels=some, guidance=2.0).x, atol=1e-5)
+
+
 def test_unknown_options_are_type_errors() -> None:
     flow = subject("maf-exp").flow
     with pytest.raises(TypeError):
         flow.sample(1, temperature=2.0)
+    contract = (  # the names that scripts rely on
+        "n labels context plan tol init max_deviation seed generator guidance denoise on_failure backend "
+        "batch_size progress"
+    )
+    assert list(inspect.signature(flow.sample).parameters) == contract.split()
     with pytest.raises(TypeError):
         jf.TarFlowConfig(image_size=8, depth=3)
     with pytest.raises(TypeError):
@@ -204,7 +229,7 @@ def test_explicit_orders() -> None:
                 assert jacobian[place, later] == 0
             if i:
                 assert jacobian[place, order[k][0]] != 0
-    assert flow.sample(2, seed=0, check=True, tol=0.0).stats.residual.max() < 1e-12
+    assert flow.decode(flow.noise(2, seed=0), check=True, tol=0.0).stats.residual.max() < 1e-12
 
 
 def test_weights_that_change_are_honoured() -> None:

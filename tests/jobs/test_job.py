@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import signal
-import time
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +17,15 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.numpy import load_file
+from tqdm import TMonitor
 
 import jacobiflow as jf
 from jacobiflow.cli import sample
 from jacobiflow.core import locks as lock
 from jacobiflow.core import processes as world
 from jacobiflow.core import progress as bars
-from jacobiflow.data.pictures import to_pixels
-from jacobiflow.jobs import batch_size, manifest, progress, runner, sampling, shards, start
+from jacobiflow.core.pictures import to_pixels
+from jacobiflow.jobs import batch_size, manifest, runner, sampling, shards, start
 from leftovers import SMALL, files, samples
 from subjects import maf, tarflow
 
@@ -320,7 +321,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     def full(path: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shards, "sync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         shards.write(tmp_path, {"shards/a": b"new", "shards/b": b"new"})
     assert list(files(tmp_path)) == ["shards/a"]
@@ -610,25 +611,20 @@ def test_the_echo_of_torchrun_is_no_second_press(monkeypatch: pytest.MonkeyPatch
         stop.press(signal.SIGINT, None)
 
 
-def test_progress_in_plain_lines(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw, count = runner.draw, progress.finished_samples
-    seen = []
+def test_a_job_starts_no_thread(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that shows progress would print a traceback when the interpreter ends under it."""
+    draw, before, seen = runner.draw, set(threading.enumerate()), []
 
-    def wait(*args: Any) -> Any:
-        if args[3] == 16:  # the watcher sees two finished shards before the last one is begun
-            while not seen:
-                time.sleep(0.001)
+    def look(*args: Any) -> Any:
+        seen.append({t for t in threading.enumerate() if not isinstance(t, TMonitor)} - before)
         return draw(*args)
 
-    def look(folder: Path, job: Any) -> int:
-        finished = count(folder, job)
-        if finished == 16:
-            seen.append(finished)
-        return finished
+    monkeypatch.setattr(runner, "draw", look)
+    assert job(tmp_path, *SMALL)[0] == 0
+    assert seen == [set(), set(), set()]
 
-    monkeypatch.setattr(runner, "draw", wait)
-    monkeypatch.setattr(progress, "finished_samples", look)
-    monkeypatch.setattr(progress, "POLL_SECONDS", 0.001)
+
+def test_progress_in_plain_lines(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bars, "LINE_SECONDS", 0.0)
     status, _, err = job(tmp_path, *SMALL)
     assert status == 0

@@ -11,11 +11,12 @@ import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 
 MAX_TEXT_BYTES = 16 * 2**20  # bytes of a config, a plan, a recipe
 
@@ -24,20 +25,22 @@ class FileError(JacobiflowError, ValueError):
     """A file that is not safe to read."""
 
 
-def write_atomically(path: Path, write: Callable[[str], object], *, mode: int | None = None) -> None:
-    """Call write(name of a private file beside `path`), then move that file to `path` in one step.
+def write_atomically(
+    path: Path, write: Callable[[str], object], *, mode: int | None = None, partial: Path | None = None
+) -> None:
+    """Call write(name of a private file), sync that file to the disk, and move it to `path` in one step.
 
-    A reader sees the old content or the new one. mode: of the new file; None follows the umask.
+    A reader sees the old content or the new one. mode: of the new file; None follows the umask. partial: the
+    folder of the private file; None is the folder of `path`.
     """
-    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    name = (partial or path.parent) / f".{path.name}.{secrets.token_hex(8)}"
     try:
         with open(name, "xb") as file:
             final_mode = os.fstat(file.fileno()).st_mode if mode is None else mode
             os.fchmod(file.fileno(), 0o600)  # private until it is complete
         write(str(name))
         os.chmod(name, final_mode)
-        with open(name, "rb") as file:
-            os.fsync(file.fileno())
+        sync(name)
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
@@ -47,7 +50,21 @@ def write_atomically(path: Path, write: Callable[[str], object], *, mode: int | 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    write_atomically(path, lambda name: Path(name).write_text(text, encoding="utf-8"))
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes, **options: Any) -> None:
+    """Write a file atomically; `options` are those of `write_atomically`."""
+    write_atomically(path, lambda name: Path(name).write_bytes(content), **options)
+
+
+def sync(path: Path) -> None:
+    """Sync a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def check_plain(path: Path, max_bytes: float = math.inf) -> None:

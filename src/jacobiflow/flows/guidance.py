@@ -49,6 +49,21 @@ class Guidance:
         """The `guidance` argument of a flow, which may be a weight."""
         return value if isinstance(value, Guidance) else cls(value)
 
+    def idle(self, labels: int | Tensor | None) -> bool:
+        """Whether it would double the cost and change nothing: both branches are the same."""
+        if not self.weight or self.attn_temp != 1:
+            return False
+        return labels is None or bool((torch.as_tensor(labels) == -1).all())
+
+    def refuse_idle(self, labels: int | Tensor | None, classes: int) -> None:
+        """Raise if it would change nothing; classes: those that the flow knows."""
+        if self.idle(labels):
+            fix = "give labels, or " if classes else ""
+            raise ValueError(
+                "guidance without labels changes nothing at attn_temp 1: "
+                f"{fix}use jf.Guidance({self.weight:g}, attn_temp=1.5)"
+            )
+
 
 @dataclass(frozen=True)
 class PairCache:

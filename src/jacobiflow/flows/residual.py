@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from jacobiflow.core.types import BlockStats, Status
+from jacobiflow.core.results import BlockStats, Status
 from jacobiflow.core.warn import warn_caller
 
 

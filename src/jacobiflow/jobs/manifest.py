@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,15 +17,15 @@ import numpy as np
 import torch
 
 from jacobiflow import __version__
-from jacobiflow.core.files import MAX_TEXT_BYTES, read_text, write_atomically
-from jacobiflow.core.plan import VERSION as PLAN_VERSION
-from jacobiflow.core.plan import Plan
+from jacobiflow.core.files import MAX_TEXT_BYTES, read_text, write_text
+from jacobiflow.core.method import VERSION as PLAN_VERSION
+from jacobiflow.core.method import Plan
 from jacobiflow.core.records import RecordError, build, parse_json
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError, one_line
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.weights import digest
 from jacobiflow.jobs.sampling import Settings
-from jacobiflow.jobs.shards import Shard
+from jacobiflow.jobs.shards import RECORDS, Shard
 from jacobiflow.kernels.build import version as kernels_version
 
 FILE = "manifest.json"
@@ -59,6 +60,11 @@ class Job:
     def count(self) -> int:
         """How many shards there are."""
         return -(-self.settings.n // self.shard)
+
+    def finished(self, folder: Path) -> int:
+        """How many samples are finished, by all processes."""
+        with os.scandir(folder / RECORDS) as entries:
+            return min(self.settings.n, self.shard * sum(e.name.endswith(".json") for e in entries))
 
     def part(self, number: int) -> Shard:
         """Shard `number`."""
@@ -113,7 +119,7 @@ class Job:
             same = False
         if not same:
             raise JobError("these settings cannot be written down: use shorter ones, or a smaller plan")
-        write_atomically(folder / FILE, lambda name: Path(name).write_text(text, encoding="utf-8"))
+        write_text(folder / FILE, text)
 
     @classmethod
     def load(cls, folder: Path) -> Job | None:
@@ -128,9 +134,8 @@ class Job:
         except JobError as error:
             raise JobError(f"{folder} holds a job that cannot be resumed: {error}") from None
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise JobError(
-                f"{path} is damaged ({_line(error)}): restore it, or begin again in a new --out"
-            ) from None
+            advice = "restore it, or begin again in a new --out"
+            raise JobError(f"{path} is damaged ({one_line(error)}): {advice}") from None
 
     def compare(self, other: Settings, weights: str, folder: Path) -> None:
         """Raise if the settings or the model differ from this job's."""
@@ -192,7 +197,3 @@ def _say(value: Any) -> str:
     """A setting, shortened: plans are long."""
     text = "auto" if value == 0 and type(value) is int else str(value)
     return text if len(text) < 40 else f"{text[:36]} ..."
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -19,7 +19,6 @@ from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.jobs.batch_size import find_batch, find_shard, sample_bytes
 from jacobiflow.jobs.manifest import FILE, Job, JobError, fingerprint, versions
-from jacobiflow.jobs.progress import finished_samples
 from jacobiflow.jobs.sampling import Settings
 from jacobiflow.jobs.shards import PARTIAL, RECORDS, SHARDS, Record
 
@@ -142,7 +141,7 @@ def _require_disk(job: Job, flow: Flow, folder: Path) -> None:
     each = sample_bytes(flow)
     if job.settings.format == "png":
         each = math.prod(flow.data_shape) // 10  # packed pixels are not smaller
-    need, free = each * (job.settings.n - finished_samples(folder, job)), shutil.disk_usage(folder).free
+    need, free = each * (job.settings.n - job.finished(folder)), shutil.disk_usage(folder).free
     if need > free:
         raise JobError(
             f"-n {job.settings.n} needs {need / 1e9:,.1f} GB more in {folder}, the disk has "

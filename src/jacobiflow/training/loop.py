@@ -22,9 +22,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from jacobiflow.core.files import checksum
 from jacobiflow.core.locks import Lock
+from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import StopKey, World
-from jacobiflow.core.types import JacobiflowError
-from jacobiflow.data.pictures import save_grid
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Batch, prepare
 from jacobiflow.flows.flow import Flow
@@ -294,7 +294,7 @@ class Trainer:
             x = x.reshape(-1, 1, side, side)
         folder = self.out / "samples"
         folder.mkdir(exist_ok=True)
-        save_grid(x, folder / f"step-{step:07d}.png", columns=columns)
+        save_images(x, folder / f"step-{step:07d}.png", columns=columns)
 
 
 @dataclass(frozen=True)

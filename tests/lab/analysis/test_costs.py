@@ -10,7 +10,7 @@ import torch
 import jacobiflow as jf
 from jacobiflow_lab.analysis.memory import MemoryTrialError, memory
 from jacobiflow_lab.analysis.runtime import runtime
-from jacobiflow_lab.analysis.sweeps import ProgressError, doubt, kept, progress, sweeps
+from jacobiflow_lab.analysis.sweeps import ProgressError, kept, progress, sweeps
 from subjects import subject, tarflow
 
 
@@ -32,17 +32,6 @@ def test_sweeps_over_samples_and_of_the_slowest(name: str, plan: str) -> None:
     if plan == "selective" and name.startswith("tarflow"):
         assert found.layers[0].mean == s.length - 1  # the first position is given
     assert found.to_dict()["layers"][0]["bound"] == s.length - 1
-
-
-def test_doubt_is_for_flows_whose_first_block_needs_few_sweeps() -> None:
-    fresh = jf.TarFlow(jf.TarFlowConfig(image_size=16, patch_size=4, width=64, blocks=2, layers_per_block=1))
-    said = doubt(sweeps(fresh, fresh.noise(2, seed=0), "uniform"))
-    assert said is not None
-    assert "first block needs only 1.0 sweeps of at most 15" in said
-    assert "untrained" in said
-    assert doubt(sweeps(fresh, fresh.noise(2, seed=0), "selective")) is None  # it is not swept there
-    trained = jf.load("mnist")
-    assert doubt(sweeps(trained, trained.noise(4, seed=0), "uniform", labels=3)) is None
 
 
 def test_a_mixed_plan_has_no_one_tolerance() -> None:

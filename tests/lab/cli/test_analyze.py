@@ -14,7 +14,7 @@ import jacobiflow as jf
 from jacobiflow_lab.analysis import memory
 from jacobiflow_lab.analysis.convergence import convergence
 from jacobiflow_lab.analysis.redundancy import redundancy
-from jacobiflow_lab.analysis.sweeps import doubt, sweeps
+from jacobiflow_lab.analysis.sweeps import sweeps
 from running import Run
 from subjects import maf, tarflow
 
@@ -58,7 +58,6 @@ def test_the_json_is_what_the_functions_say(run: Run) -> None:
     wanted = [sweeps(flow, z, p, tol=0.1, batch=16).to_dict() for p in ("uniform", "selective")]
     assert doc["sweeps"]["plans"] == wanted
     assert doc["convergence"] == convergence(flow, z, double=True).to_dict()
-    assert doc["warning"] == doubt(sweeps(flow, z, "uniform", tol=0.1))
     for name in doc["files"]:
         assert Path("out", name).exists()
     assert json.loads(Path("out/sweeps.json").read_text())["sweeps"] == doc["sweeps"]
@@ -89,14 +88,6 @@ def test_run_time_of_two_processes_has_their_communication() -> None:
     refused = two()
     assert refused.returncode != 0
     assert refused.stderr.count("several processes measure run time only: add --what runtime") == 1
-
-
-def test_an_untrained_model_is_said_to_be_one(run: Run) -> None:
-    jf.TarFlow(jf.TarFlowConfig(image_channels=1, blocks=2, **SHAPE)).save("fresh")
-    ran = run("analyze", "fresh", "-n", 2, "--what", "sweeps", "--json")
-    assert ran.status == 0
-    assert "looks like an untrained checkpoint" in ran.err
-    assert "1.0 sweeps" in json.loads(ran.out)["warning"]
 
 
 def test_a_training_run_has_progress(run: Run) -> None:

@@ -22,7 +22,7 @@ from jacobiflow_lab.paper.check_report import check
 from jacobiflow_lab.paper.registry import ITEMS
 from jacobiflow_lab.paper.sampling import PREVIOUS
 
-CLASSES = {"mnist": 10, "cifar10-cpu": 10, "cifar100": 100, "afhq-cat64-cpu": 0}
+CLASSES = {"mnist": 10, "cifar10-cpu": 10, "cifar100-paper": 100, "afhq-cat64-cpu": 0}
 HERE = ("mnist", "cifar10-cpu", "afhq-cat64-cpu")  # the third of the list has no weights
 
 
@@ -91,7 +91,7 @@ def reproduce(
         monkeypatch.setattr(f"jacobiflow_lab.paper.{place}.load_inception", lambda device: Coarse())
     tiny = replace(
         models.SCALES["cpu"],
-        images=("mnist", "cifar100", "afhq-cat64-cpu"),
+        images=("mnist", "cifar100-paper", "afhq-cat64-cpu"),
         batches=(1, 3),
         repeats=1,
         runs=2,
@@ -131,7 +131,7 @@ def test_all_items(
         assert list(found) == list(ITEMS[name].models(models.SCALES["cpu"])), name
         for model, one in found.items():
             assert one == json.loads((out / name / f"{model}.json").read_text())
-            if model in ("cifar100", "ising-maf"):
+            if model in ("cifar100-paper", "ising-maf"):
                 assert f"no weights of {model}" in one["missing"]
                 assert f"jacobiflow train {model}" in one["missing"]
             else:
@@ -139,7 +139,7 @@ def test_all_items(
                 assert one["command"].startswith("jacobiflow reproduce")
                 assert one["versions"]["torch"] == torch.__version__
     lost = {(n, m) for n, f in doc["items"].items() for m, d in f.items() if "missing" in d}
-    weights = {(n, "cifar100") for n in ITEMS if "cifar100" in doc["items"][n]}
+    weights = {(n, "cifar100-paper") for n in ITEMS if "cifar100-paper" in doc["items"][n]}
     weights |= {("maf-ising", "ising-maf")}
     kept = {("undertrained", "mnist")}
     data = {(n, "afhq-cat64-cpu") for n in ("comparison", "tolerance", "reconstruction")}
@@ -197,7 +197,7 @@ def _check_page(out: Path) -> None:
         assert f'id="{item.name}"' in page
         for table in item.paper.tables:
             assert escape(table.title) in page
-    assert "no weights of cifar100" in page
+    assert "no weights of cifar100-paper" in page
     broken = page.replace('data-at="data/speed/0/seconds"', 'data-at="data/speed/0/batch"', 1)
     assert broken != page
     (out / "broken.html").write_text(broken)
@@ -209,7 +209,7 @@ def _check_page(out: Path) -> None:
     claims = json.loads((out / "claims.json").read_text())
     verdicts = {c["name"]: c["models"] for c in claims}
     assert verdicts["bounded"]["mnist"]["holds"] is True
-    assert "missing" in verdicts["bounded"]["cifar100"]
+    assert "missing" in verdicts["bounded"]["cifar100-paper"]
     told = [m for c in claims for m in c["models"].values() if "missing" not in m]
     assert all(m["numbers"] for m in told)
 
@@ -343,7 +343,7 @@ def test_samples_lift_every_limit_but_lower_no_physics(
 def test_mistakes_are_one_line(tmp_path: Path, reproduce: Callable[..., dict[str, Any]]) -> None:
     for args, words in (
         (("nothing",), "no item is called 'nothing'; there are configuration"),
-        (("sweeps", "--models", "what"), "--models of --scale cpu are mnist, cifar100, afhq-cat64-cpu"),
+        (("sweeps", "--models", "what"), "--models of --scale cpu are mnist, cifar100-paper, afhq-cat64-cpu"),
         (("sweeps", "--models", "cifar10"), "not 'cifar10'"),
         (("sweeps", "--samples", 3), "--samples must be 8 or more"),
     ):

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from jacobiflow.core.block import Block
 from jacobiflow.core.decode import decode
-from jacobiflow.core.types import Init, Method, Sweep
+from jacobiflow.core.method import Init, Method
+from jacobiflow.core.results import Sweep
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.exact_blocks import Note, Record, exact_blocks
 

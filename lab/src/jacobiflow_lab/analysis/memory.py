@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.method import Plan
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.exact_blocks import Note, Record

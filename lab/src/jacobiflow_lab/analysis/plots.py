@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from jacobiflow.data.pictures import as_images, save_strip
+from jacobiflow.core.pictures import as_images, save_strip
 from jacobiflow_lab.analysis.convergence import Convergence
 from jacobiflow_lab.analysis.memory import Memory
 from jacobiflow_lab.analysis.redundancy import Redundancy, Variant

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from jacobiflow.core.plan import Plan
+from jacobiflow.core.method import Plan
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.exact_blocks import Note, Record, select_rows
 

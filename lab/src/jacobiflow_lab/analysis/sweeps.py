@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Init, JacobiflowError
+from jacobiflow.core.method import Init, Plan
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.exact_blocks import Note, Record, select_rows
-
-TRAINED = 10  # sweeps: the first block of a trained flow needs at least these
 
 
 class ProgressError(JacobiflowError, ValueError):
@@ -107,17 +105,6 @@ def sweeps(
         samples=len(z),
         batch=size,
         layers=tuple(layers),
-    )
-
-
-def doubt(counted: Sweeps) -> str | None:
-    """A warning about a flow that looks untrained: its first block, if it is swept, needs too few sweeps."""
-    first = counted.layers[0]
-    if first.width == 1 or first.bound < TRAINED or first.mean >= TRAINED:
-        return None
-    return (
-        f"the first block needs only {first.mean:.1f} sweeps of at most {first.bound}: this looks like an "
-        f"untrained checkpoint (under {TRAINED}), and its numbers say little about trained flows"
     )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Decoded
+from jacobiflow.core.method import Plan
+from jacobiflow.core.results import Decoded
 from jacobiflow.flows.compare import Row, compare
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.plain_loop import plain_tarflow

@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 
 from jacobiflow.core.hardware import out_of_memory
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow_lab.app.visitors import Monitor, Visitors
 
 # Work waits in line. A look at a result does not.

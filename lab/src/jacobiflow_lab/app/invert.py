@@ -13,9 +13,9 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from jacobiflow.core.types import Decoded
+from jacobiflow.core.pictures import as_images
+from jacobiflow.core.results import Decoded
 from jacobiflow.data.decoding import Form, Pixels, decode
-from jacobiflow.data.pictures import as_images
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import prepare
 from jacobiflow.flows.flow import Flow

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from jacobiflow.core.types import INITS, JacobiflowError
-from jacobiflow.data.pictures import as_images
+from jacobiflow.core.method import INITS
+from jacobiflow.core.pictures import as_images
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.checkpoint import bundled_names, load
 from jacobiflow.flows.flow import Flow

@@ -16,8 +16,8 @@ from jinja2 import Environment, PackageLoader
 from PIL import Image
 from torch import Tensor
 
-from jacobiflow.core.types import Method
-from jacobiflow.data.pictures import as_images, image_grid
+from jacobiflow.core.method import Method
+from jacobiflow.core.pictures import as_images, image_grid
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.plots import save_convergence
 from jacobiflow_lab.analysis.trajectory import Walk

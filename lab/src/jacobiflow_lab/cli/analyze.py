@@ -16,6 +16,7 @@ from torch import Tensor
 import jacobiflow
 from jacobiflow.cli import options as cli
 from jacobiflow.core.processes import World, leave_process_group
+from jacobiflow.core.tables import table
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis import plots
@@ -24,7 +25,7 @@ from jacobiflow_lab.analysis.exact_blocks import Note
 from jacobiflow_lab.analysis.memory import memory
 from jacobiflow_lab.analysis.redundancy import OFFSETS, VARIANTS, redundancy
 from jacobiflow_lab.analysis.runtime import Runtime, runtime
-from jacobiflow_lab.analysis.sweeps import Sweeps, doubt, kept, progress, sweeps
+from jacobiflow_lab.analysis.sweeps import Sweeps, kept, progress, sweeps
 
 CURVE_SAMPLES = 8  # enough for curves of convergence
 BLOCKS = "block ..."  # in a study's head: one column per block
@@ -292,11 +293,8 @@ def prepare(args: Args, world: World) -> Job:
 
 
 def work(job: Job) -> None:
-    """Warn, measure, write and report."""
+    """Measure, write and report."""
     args = job.args
-    warning = doubt(sweeps(job.flow, plan="uniform", **job.first(CURVE_SAMPLES), **job.swept))
-    if warning is not None:
-        cli.note(f"jacobiflow analyze: {warning}")
     about = {
         "model": args.model,
         "n": args.n,
@@ -305,7 +303,6 @@ def work(job: Job) -> None:
         "threads": torch.get_num_threads(),
         "processes": job.world.size,
         "device": str(job.z.device),
-        "warning": warning,
         "versions": {"jacobiflow": jacobiflow.__version__, "torch": torch.__version__},
     }
     blocks = [plots.block_name(i) for i in range(len(job.flow.blocks))]
@@ -324,8 +321,6 @@ def work(job: Job) -> None:
             if draw(result, args.out / file, title=f"{args.model}: {title}") is not False:
                 files.append(file)
         head = [name for column in study.head for name in (blocks if column == BLOCKS else [column])]
-        texts.append(
-            f"{study.about.format(job=job, result=result)}\n\n{cli.table([head, *study.rows(result)])}"
-        )
+        texts.append(f"{study.about.format(job=job, result=result)}\n\n{table([head, *study.rows(result)])}")
     texts.append(f"written to {args.out}: {', '.join(files)}")
     cli.report(doc | {"files": files}, "\n\n".join(texts), as_json=args.json)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.plan import Plan
+from jacobiflow.core.method import Plan
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.metrics.errors import MetricError
 from jacobiflow_lab.metrics.metric import Metric

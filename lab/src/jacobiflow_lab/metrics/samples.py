@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Decoded
-from jacobiflow.data.pictures import as_images
+from jacobiflow.core.method import Plan
+from jacobiflow.core.pictures import as_images
+from jacobiflow.core.results import Decoded
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.flow import Flow

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.sources import Images, load_images
 from jacobiflow.flows.checkpoint import CONFIG, bundled_names, load
 from jacobiflow.flows.flow import Flow

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.files import read_text
-from jacobiflow.core.plan import Plan
+from jacobiflow.core.method import Plan
 from jacobiflow.core.records import parse_json
 from jacobiflow.training.recipe import Recipe
 from jacobiflow_lab.baselines import TrainedBaseline, load_baseline

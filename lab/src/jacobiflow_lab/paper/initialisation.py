@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Init
+from jacobiflow.core.method import Init, Plan
 from jacobiflow_lab.paper import figures
 from jacobiflow_lab.paper.sampling import TAU
 from jacobiflow_lab.paper.schema import Item, Picture, Result

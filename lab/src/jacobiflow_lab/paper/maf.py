@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.plan import Plan
+from jacobiflow.core.method import Plan
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.lattice import evaluation as ising
 from jacobiflow_lab.lattice.lattice_flow import LatticeFlow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jacobiflow.core.plan import Plan
+from jacobiflow.core.method import Plan
 from jacobiflow_lab.metrics import METRICS, Moments, load_inception, real_moments
 from jacobiflow_lab.metrics.brisque import MIN_SIDE
 from jacobiflow_lab.metrics.distributed_map import DistributedMap

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from jacobiflow.core.files import read_text, write_atomically
 from jacobiflow.core.records import RecordError, as_json, parse_json
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow_lab.paper.check_report import pictures_of
 from jacobiflow_lab.paper.models import Scale
 from jacobiflow_lab.paper.provenance import provenance

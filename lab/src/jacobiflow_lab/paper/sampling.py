@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Method
-from jacobiflow.data.pictures import as_images
+from jacobiflow.core.method import Method, Plan
+from jacobiflow.core.pictures import as_images
 from jacobiflow_lab.metrics import as_pixels
 from jacobiflow_lab.paper.session import Task
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow_lab.paper.paper_items import PAPER_ITEMS, PaperItem
 
 if TYPE_CHECKING:

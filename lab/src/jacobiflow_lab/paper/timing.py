@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Decoded, Method
+from jacobiflow.core.method import Method, Plan
+from jacobiflow.core.results import Decoded
 from jacobiflow.flows.plain_loop import plain_tarflow
 from jacobiflow.flows.tarflow import TarFlow
 from jacobiflow_lab.paper.sampling import denoise
