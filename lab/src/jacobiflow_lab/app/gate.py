@@ -88,11 +88,14 @@ class Gate:
         try:
             listener = await self._check(request, incoming, body)
             if request.method == "POST":
-                receive = _replay(bytes(body), receive)
+                receive = _replay(body, receive)
             with self.visitors.connected(listener) if listener else nullcontext():
                 await self.app(scope, receive, send)
         except Rejected as error:
-            await _drain(incoming)
+            # A client that is still sending when the connection closes loses the response.
+            with suppress(TimeoutError, ClientDisconnect):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    _ = [None async for _ in incoming]
             headers = {"x-content-type-options": "nosniff", "connection": "close"}
             await PlainTextResponse(f"{error.detail}\n", error.status_code, headers)(scope, receive, send)
         except ClientDisconnect:
@@ -211,21 +214,11 @@ def _paths(document: Any) -> list[Any]:
     return found
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytearray, receive: Receive) -> Receive:
     """Replays the body that was read, then what follows it."""
-    waiting = [body]
+    waiting: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
     async def again() -> Message:
-        if waiting:
-            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
-        return await receive()
+        return waiting.pop() if waiting else await receive()
 
     return again
-
-
-async def _drain(incoming: AsyncIterator[bytes]) -> None:
-    """Read the rest: a client that is still sending when the connection closes loses the response."""
-    with suppress(TimeoutError, ClientDisconnect):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            async for _ in incoming:
-                pass
