@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ STYLE: Any = {
     "lines.markersize": 5,
     "figure.titlesize": 13,
 }
-DPI = 150
+DPI = 120
 
 
 class Sheet:
@@ -115,18 +115,42 @@ def save_convergence(convergence: Convergence, path: str | Path, *, title: str) 
         sheet.legend(sheet.axes.flat[0], columns=3)
 
 
+def save_lines(
+    path: str | Path,
+    x: Sequence[float] | None,
+    lines: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+    labels: tuple[str, str],
+    log: bool = False,
+    level: float | None = None,
+) -> None:
+    """Lines over x, or over 1, 2, ..., with the labels of the two axes. level: a dotted line."""
+    with Sheet(path, size=(6.6, 4.2), title=title) as sheet:
+        (ax,) = sheet.axes.flat
+        for i, (name, y) in enumerate(lines.items()):
+            at = range(1, len(y) + 1) if x is None else x
+            ax.plot(at, y, color=COLOURS[i % 8], marker=MARKERS[i % 8], label=name)
+        if level is not None:
+            ax.axhline(level, color="black", linewidth=1, linestyle=":")
+        ax.set(xlabel=labels[0], ylabel=labels[1])
+        if log:
+            ax.set(xscale="log", yscale="log")
+        else:
+            ax.set_ylim(bottom=0)
+        sheet.legend(ax, columns=5 if len(lines) > 5 else 3)
+
+
 def save_ratios(convergence: Convergence, path: str | Path, *, title: str) -> None:
     """The ratio of successive errors in each block: superlinear convergence is a falling line."""
-    with Sheet(path, title=title) as sheet:
-        (ax,) = sheet.axes.flat
-        for i, block in enumerate(convergence.blocks):
-            floor = 1e-9 * block.jacobi[0]
-            shown = [r for r, e in zip(block.ratios, block.jacobi[1:], strict=True) if e > floor]
-            _line(ax, i, range(1, len(shown) + 1), shown)
-        ax.axhline(1, color="black", linewidth=1, linestyle=":")
-        ax.set(xlabel="iteration t", ylabel="error after t / error before")
-        ax.set_ylim(bottom=0)
-        ax.legend(ncols=2)
+    lines = {}
+    for i, block in enumerate(convergence.blocks):
+        floor = 1e-9 * block.jacobi[0]
+        shown = [r for r, e in zip(block.ratios, block.jacobi[1:], strict=True) if e > floor]
+        lines[block_name(i)] = shown
+    save_lines(
+        path, None, lines, title=title, labels=("iteration t", "error after t / error before"), level=1
+    )
 
 
 def save_redundancy(redundancy: Redundancy, path: str | Path, *, title: str) -> None:
@@ -206,7 +230,7 @@ def save_runtime(plans: Sequence[Runtime], path: str | Path, *, title: str) -> N
     """Seconds of each plan: one bar, divided into blocks and the rest."""
     with Sheet(path, size=(7.0, 1.6 + 0.62 * len(plans)), title=title) as sheet:
         (ax,) = sheet.axes.flat
-        names = [f"{plan.plan} ({plan.total:.3g} s)" for plan in plans]
+        names = [f"{plan.plan} ({plan.whole:.3g} s)" for plan in plans]
         blocks = list(zip(*([layer.seconds for layer in plan.layers] for plan in plans), strict=True))
         parts = [(block_name(i), widths, COLOURS[i % 7]) for i, widths in enumerate(blocks)]
         starts = [0.0] * len(plans)
@@ -223,8 +247,8 @@ def save_memory(memory: Memory, path: str | Path, *, title: str) -> None:
     """Peak memory of each plan."""
     with Sheet(path, size=(6.5, 1.4 + 0.55 * len(memory.peaks)), title=title) as sheet:
         (ax,) = sheet.axes.flat
-        names = [f"{p.plan}{', cache' if p.cache else ', no cache'}" for p in memory.peaks]
-        colours = [BLUE if p.cache else ORANGE for p in memory.peaks]
+        names = [f"{p.plan}, cache: {p.cache}" for p in memory.peaks]
+        colours = [ORANGE if p.cache == "none" else BLUE for p in memory.peaks]
         bars = ax.barh(range(len(names)), [p.peak / 2**20 for p in memory.peaks], color=colours, height=0.65)
         ax.bar_label(bars, fmt="{:.1f}", padding=4)
         ax.set_yticks(range(len(names)), names)
@@ -237,15 +261,68 @@ def save_memory(memory: Memory, path: str | Path, *, title: str) -> None:
 def save_progress(progress: Progress, path: str | Path, *, title: str) -> None:
     """Sweeps of each block against the training step."""
     steps, first = [m.step for m in progress.moments], progress.moments[0].sweeps.layers
-    with Sheet(path, size=(6.6, 4.2), title=title) as sheet:
-        (ax,) = sheet.axes.flat
-        for i in range(len(first)):
-            _line(ax, i, steps, [m.sweeps.layers[i].mean for m in progress.moments])
-        ax.set(xlabel="training step", ylabel=f"sweeps of at most {first[0].bound}, mean")
-        ax.set_ylim(bottom=0)
-        sheet.legend(ax, columns=5)
+    lines = {block_name(i): [m.sweeps.layers[i].mean for m in progress.moments] for i in range(len(first))}
+    labels = ("training step", f"sweeps of at most {first[0].bound}, mean")
+    save_lines(path, steps, lines, title=title, labels=labels)
 
 
-def _line(ax: Any, i: int, x: Sequence[int], y: Sequence[float]) -> None:
-    """The line of block i."""
-    ax.plot(x, y, color=COLOURS[i % 8], marker=MARKERS[i % 8], label=block_name(i))
+def save_bars(
+    path: str | Path,
+    panels: Sequence[tuple[str, Sequence[str], Mapping[str, Sequence[float]]]],
+    *,
+    title: str,
+) -> None:
+    """Panels of grouped bars (label, names of the groups, values of each kind), each with its value."""
+    wide = [max(2.2, 1.5 * len(groups) + 1) for _, groups, _ in panels]
+    shared: dict[str, Any] = {"gridspec_kw": {"width_ratios": wide}}
+    size = (max(7.0, sum(wide)) / len(panels), 3.8)
+    with Sheet(path, columns=len(panels), size=size, title=title, **shared) as sheet:
+        for ax, (label, groups, named) in zip(sheet.axes.flat, panels, strict=True):
+            width = 0.8 / len(named)
+            for i, (name, values) in enumerate(named.items()):
+                places = [g + (i - (len(named) - 1) / 2) * width for g in range(len(groups))]
+                drawn = ax.bar(places, values, width * 0.92, label=name, color=COLOURS[i])
+                ax.bar_label(drawn, [f"{v:.3g}" for v in values], fontsize=9)
+            ax.set_xticks(range(len(groups)), groups)
+            ax.set_ylabel(label)
+            ax.grid(axis="x", visible=False)
+        sheet.legend(sheet.axes.flat[0], columns=len(panels[0][2]))
+
+
+def save_against_tau(
+    path: str | Path,
+    taus: Sequence[float],
+    panels: Mapping[str, Sequence[float]],
+    seconds: Sequence[float],
+    *,
+    title: str,
+    mark: float,
+) -> None:
+    """Measures of quality (one panel each) and time against tau, as the paper plots them.
+
+    The first value of each is that of sequential decoding. seconds: empty if there are none.
+    """
+    with Sheet(path, columns=len(panels), size=(4.4, 3.6), title=title) as sheet:
+        for ax, (label, (exact, *values)) in zip(sheet.axes.flat, panels.items(), strict=True):
+            lines = ax.plot(taus, values, color=RED, marker="o", label="quality")
+            if exact > 0:  # otherwise it lies on the axis
+                lines += [
+                    ax.axhline(exact, color=RED, linewidth=1, linestyle=":", label="quality, sequential")
+                ]
+            if seconds:
+                other = ax.twinx()
+                other.grid(False)
+                other.spines["right"].set_visible(True)
+                lines += other.plot(taus, seconds[1:], color=BLUE, marker="s", linestyle="--", label="time")
+                style: Any = {"color": BLUE, "linewidth": 1, "linestyle": ":"}
+                lines += [other.axhline(seconds[0], label="time, sequential", **style)]
+                other.set_ylabel("seconds per batch", color=BLUE)
+                other.set_ylim(bottom=0)
+            lines += [ax.axvline(mark, color=GREY, linewidth=1, label=f"the paper's tau, {mark:g}")]
+            ax.set_xscale("log")
+            ax.set_xticks(list(taus), [f"{t:g}" for t in taus], fontsize=8)
+            ax.minorticks_off()
+            ax.set_xlabel("stopping threshold tau")
+            ax.set_ylabel(f"{label} (lower is better)", color=RED)
+            ax.set_ylim(bottom=0 if min(*values, exact) >= 0 else None)
+        sheet.figure.legend(handles=lines, loc="outside lower center", ncols=5)
