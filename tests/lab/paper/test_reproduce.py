@@ -23,6 +23,7 @@ from jacobiflow_lab.paper.claims import CLAIMS
 from jacobiflow_lab.paper.paper_items import PAPER_ITEMS
 from jacobiflow_lab.paper.registry import ITEMS
 from jacobiflow_lab.paper.sampling import AUTO, GUESSES, PAPER_METHODS, PREVIOUS, WINDOWS
+from jacobiflow_lab.paper.schema import fill
 
 CLASSES = {"mnist": 10, "cifar10-cpu": 10, "cifar100-paper": 100, "afhq-cat64-cpu": 0}
 SMALL = {"image_size": 16, "patch_size": 4, "width": 64, "layers_per_block": 1}
@@ -228,7 +229,9 @@ def _check_reasons(doc: dict[str, Any]) -> None:
         for model, row in doc["items"][claim.item].items():
             entry = next(c for c in doc["claims"] if c["name"] == claim.name)["models"].get(model, {})
             if "numbers" in entry:
-                assert len(claim.judge.reason(entry["numbers"], row["data"])) > 30
+                reason = fill(claim.reason, row["data"])
+                assert "–" not in reason, (claim.name, reason)  # every place of it is there
+                assert len(reason) > 30
                 assert bool(entry["reason"]) is (entry["holds"] is not True)
                 told.add(claim.name)
     brisque, baselines = {"brisque"}, {c.name for c in CLAIMS if c.item == "generators"}

@@ -22,6 +22,11 @@ class Change:
     low: float
     high: float
 
+    @property
+    def half(self) -> float:
+        """Half of the interval, its wider half."""
+        return max(self.high - self.value, self.value - self.low)
+
 
 def paired_changes(
     real: Moments, before: Tensor, after: Tensor, *, fid: bool = True, resamples: int = 100, seed: int = 0

@@ -26,6 +26,13 @@ def run(task: Task) -> Result:
         errors = block["jacobi"]
         block["reached"] = [sweeps_to(errors, share) for share in SHARES]
         block["sweeps"] = len(errors) - 1
+    blocks = doc["blocks"]
+    doc |= {
+        "most_sweeps": max(block["sweeps"] for block in blocks),
+        "error_left": max(b["jacobi"][-1] / b["jacobi"][0] if b["jacobi"][0] else 0.0 for b in blocks),
+        "falling": sum(block["ratio_falls"] is True for block in blocks),
+        "telling": sum(block["ratio_falls"] is not None for block in blocks),
+    }
     return Result(
         data=doc | {"shares": list(SHARES)},
         counts={"samples": n},

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
+
 from jacobiflow.flows.tarflow import TarFlow
 from jacobiflow_lab.analysis.memory import memory
 from jacobiflow_lab.analysis.plots import save_lines, save_memory, save_sweeps
 from jacobiflow_lab.analysis.runtime import runtimes
-from jacobiflow_lab.analysis.sweeps import sweeps
+from jacobiflow_lab.analysis.sweeps import Sweeps, sweeps
 from jacobiflow_lab.paper.assets import random_flow
-from jacobiflow_lab.paper.schema import Item, Picture, Result
+from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
 from jacobiflow_lab.paper.session import Task
 
 AFHQ_BLOCKS = 8  # the paper's
@@ -31,10 +33,26 @@ def run_sweeps(task: Task) -> Result:
     save_sweeps(both, path, title=f"{task.model}: sweeps of each block")
     caption = f"{task.model}: mean over samples, and the slowest of each batch. Fewer is better."
     return Result(
-        data={"tau": scale.tau, "plans": {name: one.to_dict() for name, one in found.items()}},
+        data={
+            "tau": scale.tau,
+            "plans": {name: one.to_dict() | extremes(one) for name, one in found.items()},
+        },
         counts={"samples": n, "batch": batch},
         pictures=(Picture(path.name, caption),),
     )
+
+
+def extremes(found: Sweeps) -> Doc:
+    """What claims are about: sweeps of the first two blocks and of the others, and the largest error."""
+    first, second, *later = means = [layer.mean for layer in found.layers] + [0.0] * (len(found.layers) == 1)
+    return {
+        "first": first,
+        "second": second,
+        "most": max(means[1:]),
+        "median": statistics.median(means[1:]),
+        "most_after_second": max(later, default=0.0),
+        "error": max(layer.error for layer in found.layers),
+    }
 
 
 def run_memory(task: Task) -> Result:
@@ -66,7 +84,8 @@ def run_lengths(task: Task) -> Result:
         task.session.note(f"memory at {flow.sequence_shape[0]} positions")
         found = memory(flow, n=task.scale.memory_batch, tol=task.scale.tau, device=str(task.device))
         peaks = found.to_dict()["peaks"]
-        rows.append({"L": flow.sequence_shape[0], "peaks": peaks})
+        ratio = peaks[2]["mib"] / peaks[0]["mib"] if peaks[0]["mib"] else None
+        rows.append({"L": flow.sequence_shape[0], "peaks": peaks, "ratio": ratio})
     path = task.picture("memory-length")
     lines = {
         name_of(peak): [row["peaks"][i]["mib"] for row in rows] for i, peak in enumerate(rows[0]["peaks"])

@@ -143,7 +143,9 @@ def change(task: Task, before: SampleFeatures, after: SampleFeatures, known: Mom
     """Relative changes of FID and KID, and the change of BRISQUE in its own unit, each with its interval."""
     both = before.paired_features(after)
     found = paired_changes(known, *both, fid=fid, resamples=task.scale.resamples, seed=task.seed)
-    doc: Doc = {name: None if one is None else asdict(one) for name, one in found.items()}
+    doc: Doc = {
+        name: None if one is None else asdict(one) | {"half": one.half} for name, one in found.items()
+    }
     scores = [x.scores.get("brisque", torch.empty(0)) for x in (before, after)]
     return doc | {"brisque": mean_change(*scores)}
 
@@ -159,4 +161,4 @@ def mean_change(before: Tensor, after: Tensor) -> Doc | None:
     if len(apart) < 2:
         return None
     value, error = float(apart.mean()), float(apart.std() / len(apart) ** 0.5)
-    return {"value": value, "low": value - 2 * error, "high": value + 2 * error}
+    return {"value": value, "low": value - 2 * error, "high": value + 2 * error, "half": 2 * error}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jacobiflow.data.pictures import as_images
 from jacobiflow_lab.analysis.plots import save_masked, save_redundancy
-from jacobiflow_lab.analysis.redundancy import Redundancy, redundancy
+from jacobiflow_lab.analysis.redundancy import Masked, Redundancy, redundancy
 from jacobiflow_lab.metrics import as_pixels, features, load_inception, paired_distance
 from jacobiflow_lab.paper.sampling import denoise
 from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
@@ -36,8 +36,23 @@ def run(task: Task) -> Result:
             save_masked(cleaned, path, variant=variant, title=title, shown=SHOWN)
             pictures.append(Picture(path.name, title + ".", task.restricted, section="masked"))
         rows = distances(task, cleaned) if task.session.features else []
-    data = found.to_dict() | {"rows": rows}
+    data = found.to_dict() | {"rows": rows, "deviation": first_beside_others(found.masked)}
     return Result(data=data, counts={"samples": n, "shown": min(SHOWN, n)}, pictures=tuple(pictures))
+
+
+def first_beside_others(masked: tuple[Masked, ...]) -> Doc | None:
+    """The first block beside the most affected of the others, attention masked at the largest o."""
+    first, *others = [m for m in masked if m.variant == masked[0].variant][-1].layers
+    if not others:
+        return None
+    far = max(others, key=lambda layer: layer.l2)
+    return {
+        "first_l2": first.l2,
+        "other_l2": far.l2,
+        "first_cosine": first.cosine,
+        "other_cosine": min(layer.cosine for layer in others),
+        "error": (first.l2_error**2 + far.l2_error**2) ** 0.5,
+    }
 
 
 def clean(task: Task, found: Redundancy) -> Redundancy:

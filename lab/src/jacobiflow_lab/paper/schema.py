@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from jacobiflow.core.results import JacobiflowError
@@ -73,12 +74,18 @@ class Item:
 def find(doc: Any, pointer: str) -> Any:
     """The entry of nested dicts and lists at `pointer`, keys and indices between slashes, or None.
 
-    >>> find({"rows": [{"seconds": 1.5}]}, "rows/0/seconds")
-    1.5
+    An index may be name=value: the first entry of the list that has it.
+
+    >>> data = {"rows": [{"plan": "a", "seconds": 1.5}, {"plan": "b", "seconds": 2.5}]}
+    >>> find(data, "rows/0/seconds"), find(data, "rows/plan=b/seconds")
+    (1.5, 2.5)
     """
     for key in filter(None, pointer.split("/")):
         if isinstance(doc, list) and key.removeprefix("-").isdigit() and -len(doc) <= int(key) < len(doc):
             doc = doc[int(key)]
+        elif isinstance(doc, list) and "=" in key:
+            name, _, value = key.partition("=")
+            doc = next((entry for entry in doc if entry.get(name) == value), None)
         elif isinstance(doc, dict) and key in doc:
             doc = doc[key]
         else:
@@ -97,3 +104,13 @@ def write(value: Any, form: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if isinstance(value, str) else form.format(value)
+
+
+def fill(template: str, data: Any) -> str:
+    """A template whose fields are places in the data.
+
+    >>> fill("It takes {rows/0/seconds:.1f} s.", {"rows": [{"seconds": 1.25}]})
+    'It takes 1.2 s.'
+    """
+    parts = Formatter().parse(template)
+    return "".join(t + ("" if f is None else write(find(data, f), f"{{:{spec}}}")) for t, f, spec, _ in parts)

@@ -13,6 +13,8 @@ from jacobiflow_lab.paper.sampling import BEYOND, GUESSES, PAPER_METHODS, all_pl
 from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
 from jacobiflow_lab.paper.session import Task
 
+SIZES = ("smallest", "largest")  # batches
+
 
 def measure(task: Task, seed: int | None = None) -> list[list[Runtime]]:
     """Every method in every backend at every batch size; one list per backend and batch size."""
@@ -82,9 +84,14 @@ def run(task: Task) -> Result:
             "compare": [row for row in rows if row["plan"] in (*PAPER_METHODS, PLAIN)],
             "beyond": [row for row in rows if row["plan"] in BEYOND],
             "guesses": guesses,
-            "small_batch": [
-                row for row in rows if row["backend"] != "torch" and row["batch"] == scale.batches[0]
-            ],
+            "guess_times": extremes(guesses[: len(GUESSES)]),
+            "times": {
+                name: {
+                    size: times(rows, torch, batch)
+                    for size, batch in zip(SIZES, (scale.batches[0], last), strict=True)
+                }
+                for name, torch in (("torch", True), ("compiled", False))
+            },
             "taus": [row | {"tau": row["plan"][4:]} for row in rows if row["plan"].startswith("tau ")],
             "blocks": {group[-1].backend: blocks(group) for group in largest},
         },
@@ -105,9 +112,39 @@ def compared(group: list[Runtime], count: int) -> list[Doc]:
             "speedup": exact.seconds / one.seconds,
             "whole_speedup": exact.whole / one.whole,
             "ceiling": count if one.plan.startswith(("selective", "tau ")) else None,
+            "later_sweeps": sum(layer.sweeps for layer in one.layers[1:]),
         }
         for one in group
     ]
+
+
+def extremes(rows: list[Doc]) -> Doc:
+    """The fastest and the slowest of these rows, and the largest deviation between runs."""
+    seconds = [row["seconds"] for row in rows]
+    return {
+        "fastest": min(seconds),
+        "slowest": max(seconds),
+        "spread": max(row.get("spread", 0.0) for row in rows),
+    }
+
+
+def times(rows: list[Doc], torch: bool, batch: int) -> Doc | None:
+    """What claims are about: the methods of one backend at one batch size. None: the backend did not run."""
+    named = {
+        row["plan"]: row for row in rows if (row["backend"] == "torch") is torch and row["batch"] == batch
+    }
+    if not named:
+        return None
+    paper = {name: named[name]["whole"] for name in PAPER_METHODS}
+    low, middle, high = sorted(paper.values())
+    return paper | {
+        "batch": batch,
+        "speedup": named["selective"]["whole_speedup"],
+        "spread": max(named[name]["whole_spread"] for name in PAPER_METHODS),
+        "difference": min(middle - low, high - middle),
+        "first": named["sequential"]["layers"][0]["seconds"],
+        "speedups": {name: row["speedup"] for name, row in named.items()},
+    }
 
 
 def blocks(group: list[Runtime]) -> Doc:
@@ -122,7 +159,8 @@ def blocks(group: list[Runtime]) -> Doc:
         name: {"other": one.other, "share": one.shares[-1], "whole": one.whole} for name, one in pair.items()
     }
     speedup = pair["sequential"].whole / pair["selective"].whole
-    return {"rows": rows, "totals": totals, "speedup": speedup, "batch": group[0].batch}
+    found = {"rows": rows, "totals": totals, "speedup": speedup, "batch": group[0].batch}
+    return found | extremes([row["sequential"] for row in rows])
 
 
 ITEM = Item(

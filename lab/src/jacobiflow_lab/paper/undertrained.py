@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jacobiflow_lab.analysis.plots import save_progress
 from jacobiflow_lab.analysis.sweeps import progress
+from jacobiflow_lab.paper.costs import extremes
 from jacobiflow_lab.paper.schema import Item, Picture, Result
 from jacobiflow_lab.paper.session import Task
 
@@ -24,8 +25,11 @@ def run(task: Task) -> Result:
     )
     path = task.picture("progress")
     save_progress(found, path, title=f"{task.model}: sweeps while training")
+    doc = found.to_dict()
+    for moment, counted in zip(doc["moments"], found.moments, strict=True):
+        moment["sweeps"] |= extremes(counted.sweeps)
     return Result(
-        data={"tau": scale.tau} | found.to_dict(),
+        data={"tau": scale.tau} | doc,
         counts={"samples": n, "checkpoints": len(found.moments)},
         pictures=(Picture(path.name, f"{task.model}: every block swept, from zeros. Fewer is better."),),
     )
