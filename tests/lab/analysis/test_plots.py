@@ -13,7 +13,6 @@ from jacobiflow_lab.analysis import plots
 from jacobiflow_lab.analysis.convergence import Approach, Convergence, convergence
 from jacobiflow_lab.analysis.memory import Memory, Peak
 from jacobiflow_lab.analysis.redundancy import redundancy
-from jacobiflow_lab.analysis.runtime import BlockTime, Runtime
 from jacobiflow_lab.analysis.sweeps import Moment, Progress, sweeps
 from subjects import subject
 
@@ -73,25 +72,8 @@ def test_figures_of_what_was_measured(name: str, tmp_path: Path) -> None:
 
 
 def test_figures_of_costs(tmp_path: Path) -> None:
-    one = Runtime(
-        plan="uniform",
-        batch=4,
-        repeats=1,
-        threads=1,
-        device="cpu",
-        backend="torch",
-        layers=(BlockTime(seconds=1.0, sweeps=3.0),) * 9,
-        noise=0.1,
-        denoising=0.2,
-        communication=0.0,
-        gathered=4,
-        rest=0.1,
-        runs=(9.1,),
-        whole_runs=(9.4,),
-        largest=0.1,
-        mean=0.01,
-        status="EXACT",
-    )
+    layers = [{"seconds": 1.0, "sweeps": 3.0}] * 9
+    one = {"plan": "uniform", "batch": 4, "layers": layers, "other": 0.4, "whole": 9.4}
     plots.save_runtime([one, one], tmp_path / "runtime.png", title="time")
     drawn(tmp_path / "runtime.png")
     peak = Peak(plan="uniform", cache="all", peak=1 << 22, base=1 << 28, measure="resident")

@@ -13,7 +13,6 @@ from jacobiflow.data.pictures import as_images, save_strip
 from jacobiflow_lab.analysis.convergence import Convergence
 from jacobiflow_lab.analysis.memory import Memory
 from jacobiflow_lab.analysis.redundancy import Redundancy, Variant
-from jacobiflow_lab.analysis.runtime import Runtime
 from jacobiflow_lab.analysis.sweeps import Progress, Sweeps
 
 # The palette of Okabe and Ito.
@@ -202,60 +201,37 @@ def save_rows(
 
 def save_sweeps(plans: Sequence[Sweeps], path: str | Path, *, title: str) -> None:
     """Sweeps of each block: the mean over samples, and of the slowest sample per batch."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    with Sheet(path, columns=len(plans), size=(5.2, 3.8), title=title, sharey=True) as sheet:
-        for plan, ax in zip(plans, sheet.axes.flat, strict=True):
-            at, bound = range(1, len(plan.layers) + 1), plan.layers[0].bound
-            for values, shift, color, label in (
-                ([s.mean for s in plan.layers], -0.2, BLUE, "mean over samples"),
-                ([s.batch_max for s in plan.layers], 0.2, ORANGE, "slowest of a batch"),
-            ):
-                drawn = ax.bar([x + shift for x in at], values, 0.38, color=color, label=label)
-                ax.bar_label(
-                    drawn, [f"{v:.0f}" if v >= 20 else f"{round(v, 1):g}" for v in values], fontsize=9
-                )
-            ax.axhline(bound, color="black", linewidth=1, linestyle=":", label="T - 1")
-            ax.set(yscale="log", ylim=(0.8, 2 * bound), xticks=at, xlabel="block")
-            ax.set_title(plan.plan + ("" if plan.tol is None else f", tau {plan.tol:g}"), parse_math=False)
-        first = sheet.axes[0, 0]
-        first.set_ylabel("sweeps")
-        first.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        first.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        first.yaxis.set_minor_formatter(NullFormatter())
-        sheet.legend(first, columns=3)
+    panels = []
+    for plan in plans:
+        label = plan.plan + ("" if plan.tol is None else f", tau {plan.tol:g}")
+        values = {"mean over samples": [s.mean for s in plan.layers]}
+        values |= {"slowest of a batch": [s.batch_max for s in plan.layers]}
+        panels.append((f"sweeps, {label}", [str(i + 1) for i in range(len(plan.layers))], values))
+    save_bars(path, panels, title=title, log=True, level=plans[0].layers[0].bound)
 
 
-def save_runtime(plans: Sequence[Runtime], path: str | Path, *, title: str) -> None:
-    """Seconds of each plan: one bar, divided into blocks and the rest."""
+def save_runtime(plans: Sequence[dict[str, Any]], path: str | Path, *, title: str) -> None:
+    """Seconds of each plan, rows of `runtimes`: one bar, divided into blocks and the rest."""
     with Sheet(path, size=(7.0, 1.6 + 0.62 * len(plans)), title=title) as sheet:
         (ax,) = sheet.axes.flat
-        names = [f"{plan.plan} ({plan.whole:.3g} s)" for plan in plans]
-        blocks = list(zip(*([layer.seconds for layer in plan.layers] for plan in plans), strict=True))
+        names = [f"{plan['plan']} ({plan['whole']:.3g} s)" for plan in plans]
+        blocks = list(zip(*([layer["seconds"] for layer in plan["layers"]] for plan in plans), strict=True))
         parts = [(block_name(i), widths, COLOURS[i % 7]) for i, widths in enumerate(blocks)]
         starts = [0.0] * len(plans)
-        for label, widths, colour in [*parts, ("other", [plan.other for plan in plans], GREY)]:
+        for label, widths, colour in [*parts, ("other", [plan["other"] for plan in plans], GREY)]:
             ax.barh(names, widths, left=starts, color=colour, label=label, edgecolor="white", height=0.65)
             starts = [a + b for a, b in zip(starts, widths, strict=True)]
         ax.invert_yaxis()
         ax.grid(axis="y", visible=False)
-        ax.set_xlabel(f"seconds per batch of {plans[0].batch}")
+        ax.set_xlabel(f"seconds per batch of {plans[0]['batch']}")
         sheet.legend(ax, columns=5)
 
 
 def save_memory(memory: Memory, path: str | Path, *, title: str) -> None:
     """Peak memory of each plan."""
-    with Sheet(path, size=(6.5, 1.4 + 0.55 * len(memory.peaks)), title=title) as sheet:
-        (ax,) = sheet.axes.flat
-        names = [f"{p.plan}, cache: {p.cache}" for p in memory.peaks]
-        colours = [ORANGE if p.cache == "none" else BLUE for p in memory.peaks]
-        bars = ax.barh(range(len(names)), [p.peak / 2**20 for p in memory.peaks], color=colours, height=0.65)
-        ax.bar_label(bars, fmt="{:.1f}", padding=4)
-        ax.set_yticks(range(len(names)), names)
-        ax.invert_yaxis()
-        ax.grid(axis="y", visible=False)
-        ax.margins(x=0.12)
-        ax.set_xlabel(f"peak of decoding {memory.batch} samples, MiB\n({memory.peaks[0].measure})")
+    names = [f"{p.plan}\ncache: {p.cache}" for p in memory.peaks]
+    label = f"MiB, peak of decoding {memory.batch} samples\n({memory.peaks[0].measure})"
+    save_bars(path, [(label, names, {"peak": [p.peak / 2**20 for p in memory.peaks]})], title=title)
 
 
 def save_progress(progress: Progress, path: str | Path, *, title: str) -> None:
@@ -271,9 +247,14 @@ def save_bars(
     panels: Sequence[tuple[str, Sequence[str], Mapping[str, Sequence[float]]]],
     *,
     title: str,
+    log: bool = False,
+    level: float | None = None,
 ) -> None:
-    """Panels of grouped bars (label, names of the groups, values of each kind), each with its value."""
-    wide = [max(2.2, 1.5 * len(groups) + 1) for _, groups, _ in panels]
+    """Panels of grouped bars (label, names of the groups, values of each kind), each with its value.
+
+    level: a dotted line.
+    """
+    wide = [max(2.2, 0.5 * len(groups) * (len(named) + 1) + 1) for _, groups, named in panels]
     shared: dict[str, Any] = {"gridspec_kw": {"width_ratios": wide}}
     size = (max(7.0, sum(wide)) / len(panels), 3.8)
     with Sheet(path, columns=len(panels), size=size, title=title, **shared) as sheet:
@@ -283,10 +264,13 @@ def save_bars(
                 places = [g + (i - (len(named) - 1) / 2) * width for g in range(len(groups))]
                 drawn = ax.bar(places, values, width * 0.92, label=name, color=COLOURS[i])
                 ax.bar_label(drawn, [f"{v:.3g}" for v in values], fontsize=9)
-            ax.set_xticks(range(len(groups)), groups)
-            ax.set_ylabel(label)
+            if level is not None:
+                ax.axhline(level, color="black", linewidth=1, linestyle=":")
+            ax.set_xticks(range(len(groups)), groups, fontsize=9)
+            ax.set(ylabel=label, **{"yscale": "log"} if log else {})
             ax.grid(axis="x", visible=False)
-        sheet.legend(sheet.axes.flat[0], columns=len(panels[0][2]))
+        if len(panels[0][2]) > 1:
+            sheet.legend(sheet.axes.flat[0], columns=len(panels[0][2]))
 
 
 def save_against_tau(

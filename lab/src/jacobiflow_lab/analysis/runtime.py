@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,72 +18,9 @@ from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.plain_loop import plain_tarflow
 from jacobiflow.flows.tarflow import TarFlow
 from jacobiflow.kernels.backend import Backend
-from jacobiflow_lab.analysis.exact_blocks import Note, Record, select_rows
+from jacobiflow_lab.analysis.exact_blocks import Note, select_rows
 
 PLAIN = "plain loop"  # sequential decoding of a TarFlow as in public code
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockTime:
-    """One block's seconds and its mean number of sweeps."""
-
-    seconds: float
-    sweeps: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Runtime(Record):
-    """One plan: seconds per batch, means over batches; blocks (`layers` in the JSON) in sampling order."""
-
-    plan: str
-    batch: int
-    repeats: int  # batches per run
-    threads: int
-    device: str
-    backend: str  # that ran
-    layers: tuple[BlockTime, ...]
-    noise: float
-    denoising: float
-    communication: float  # gathering the samples of all processes; about 0 on one
-    gathered: int  # samples that every process has in the end: its own batch and those of the others
-    rest: float  # between the blocks: permutations, the prior, patches
-    runs: tuple[float, ...]  # decoding: the mean of each run
-    whole_runs: tuple[float, ...]  # with all that is not decoding
-    largest: float  # deviation from the first plan, over finite numbers
-    mean: float
-    status: str  # the worst of all samples
-
-    @property
-    def other(self) -> float:
-        """All that is not a block."""
-        return self.noise + self.denoising + self.communication + self.rest
-
-    @property
-    def seconds(self) -> float:
-        """Of decoding."""
-        return statistics.fmean(self.runs)
-
-    @property
-    def whole(self) -> float:
-        """Of a batch with its noise, denoising and communication, as the paper counts."""
-        return statistics.fmean(self.whole_runs)
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Of the whole: each block, then what is not a block."""
-        parts = [*(layer.seconds for layer in self.layers), self.other]
-        return tuple(seconds / sum(parts) for seconds in parts)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data for JSON, with what follows. spread: the largest deviation of a run."""
-        return super().to_dict() | {
-            "other": self.other,
-            "shares": list(self.shares),
-            "seconds": self.seconds,
-            "spread": max(abs(run - self.seconds) for run in self.runs),
-            "whole": self.whole,
-            "whole_spread": max(abs(run - self.whole) for run in self.whole_runs),
-        }
 
 
 def runtimes(
@@ -100,8 +36,14 @@ def runtimes(
     plain: bool = False,
     progress: Note = lambda text: None,
     **condition: Any,
-) -> list[Runtime]:
+) -> list[dict[str, Any]]:
     """Sample batches of n by every plan: `runs` runs of `repeats` batches, each with new noise.
+
+    One row of plain data per plan; seconds are means per batch. runs, seconds, spread: of decoding alone, the
+    mean of each run, of all, and the largest deviation of a run. whole...: the same with `other`, all that is
+    not a block: noise, denoising, communication (gathering the samples of all processes, `gathered` of them),
+    and the rest between blocks. layers: seconds and mean sweeps of the blocks in sampling order; shares: of
+    the whole, each block and then `other`. largest, mean: the deviation from the first plan.
 
     denoise: default: flows that were trained with noise. plain: also by the loop of public code, which comes
     first. condition: labels, context, guidance. Of several processes each samples a batch, and all get all
@@ -155,22 +97,33 @@ def runtimes(
 
 def _summary(
     name: str, batches: list[dict[str, Any]], others: list[float], runs: int, shared: dict[str, Any]
-) -> Runtime:
-    """One plan over all batches."""
+) -> dict[str, Any]:
+    """The row of one plan over all batches."""
     seconds = np.array([each["seconds"] for each in batches])
     blocks = np.array([each["blocks"] for each in batches]).mean(0)
-    return Runtime(
-        plan=name,
-        backend=batches[0]["backend"],
-        layers=tuple(BlockTime(seconds=float(s), sweeps=float(count)) for s, count in blocks),
-        rest=max(float(seconds.mean() - blocks[:, 0].sum()), 0.0) if len(blocks) else 0.0,
-        runs=tuple(seconds.reshape(runs, -1).mean(1).tolist()),
-        whole_runs=tuple((seconds + others).reshape(runs, -1).mean(1).tolist()),
-        largest=max(each["largest"] for each in batches),
-        mean=statistics.fmean(each["mean"] for each in batches),
-        status=max((each["status"] for each in batches), key=lambda status: status.rank).name,
-        **shared,
-    )
+    rest = max(float(seconds.mean() - blocks[:, 0].sum()), 0.0) if len(blocks) else 0.0
+    other = sum(shared[key] for key in ("noise", "denoising", "communication")) + rest
+    parts = [*(float(block[0]) for block in blocks), other]
+    row = shared | {
+        "plan": name,
+        "backend": batches[0]["backend"],
+        "layers": [{"seconds": float(s), "sweeps": float(count)} for s, count in blocks],
+        "shares": [part / sum(parts) for part in parts],
+        "rest": rest,
+        "other": other,
+        "largest": max(each["largest"] for each in batches),
+        "mean": statistics.fmean(each["mean"] for each in batches),
+        "status": max((each["status"] for each in batches), key=lambda status: status.rank).name,
+    }
+    for prefix, each in (("", seconds), ("whole_", seconds + others)):
+        means, mean = each.reshape(runs, -1).mean(1), float(each.mean())
+        spread = float(abs(means - mean).max())
+        row |= {
+            f"{prefix}runs": means.tolist(),
+            f"{prefix}spread": spread,
+            prefix.strip("_") or "seconds": mean,
+        }
+    return row
 
 
 class Clock:

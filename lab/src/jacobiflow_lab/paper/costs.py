@@ -122,16 +122,17 @@ def run_largest(task: Task) -> Result:
         plans = {"sequential": flow.plan("sequential"), "sweep": flow.plan("uniform", tol=1e9, init="zeros")}
         repeats = max(1, task.scale.repeats // 3)
         exact, swept = runtimes(flow, 1, plans, backend=backend, repeats=repeats, denoise=False)
-        sweep = swept.seconds / swept.layers[0].sweeps
+        sweep = swept["seconds"] / swept["layers"][0]["sweeps"]
+        one = exact["seconds"]
         later = sum(AFHQ_SWEEPS)
         rows.append(
             {
-                "backend": exact.backend,
-                "sequential": AFHQ_BLOCKS * exact.seconds,
+                "backend": exact["backend"],
+                "sequential": AFHQ_BLOCKS * one,
                 "sweep": sweep,
                 "later_sweeps": later,
-                "loses_above": AFHQ_BLOCKS * exact.seconds / sweep - later,
-                "selective": (AFHQ_BLOCKS * exact.seconds) / (exact.seconds + later * sweep),
+                "loses_above": AFHQ_BLOCKS * one / sweep - later,
+                "selective": (AFHQ_BLOCKS * one) / (one + later * sweep),
                 "K": AFHQ_BLOCKS,
             }
         )

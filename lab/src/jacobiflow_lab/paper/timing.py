@@ -5,10 +5,8 @@ Methods are compared within a backend: first all in torch, as the paper did, the
 
 from __future__ import annotations
 
-from typing import Any
-
 from jacobiflow_lab.analysis.plots import save_bars, save_runtime
-from jacobiflow_lab.analysis.runtime import PLAIN, Runtime, runtimes
+from jacobiflow_lab.analysis.runtime import PLAIN, runtimes
 from jacobiflow_lab.paper.sampling import BEYOND, GUESSES, PAPER_METHODS, all_plans
 from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
 from jacobiflow_lab.paper.session import Task
@@ -16,7 +14,7 @@ from jacobiflow_lab.paper.session import Task
 SIZES = ("smallest", "largest")  # batches
 
 
-def measure(task: Task, seed: int | None = None) -> list[list[Runtime]]:
+def measure(task: Task, seed: int | None = None) -> list[list[Doc]]:
     """Every method in every backend at every batch size; one list per backend and batch size."""
     scale, found = task.scale, []
     for backend in scale.backends:
@@ -48,12 +46,12 @@ def run(task: Task) -> Result:
     scale, groups = task.scale, measure(task)
     rows = [row for group in groups for row in compared(group, len(task.flow.blocks))]
     last = scale.batches[-1]
-    largest = [group for group in groups if group[0].batch == last]
+    largest = [group for group in groups if group[0]["batch"] == last]
     pictures = []
     for group in largest:
-        name = group[-1].backend
+        name = group[-1]["backend"]
         path = task.picture("runtime" if group is largest[0] else f"runtime-{name}")
-        shown = [one for one in group if one.plan in PAPER_METHODS]
+        shown = [one for one in group if one["plan"] in PAPER_METHODS]
         save_runtime(shown, path, title=f"{task.model}: where the seconds go ({name})")
         caption = f"{task.model}: seconds of a batch of {last}, {name}. Shorter is better."
         pictures.append(Picture(path.name, caption, section="runtime"))
@@ -93,26 +91,26 @@ def run(task: Task) -> Result:
                 for name, torch in (("torch", True), ("compiled", False))
             },
             "taus": [row | {"tau": row["plan"][4:]} for row in rows if row["plan"].startswith("tau ")],
-            "blocks": {group[-1].backend: blocks(group) for group in largest},
+            "blocks": {group[-1]["backend"]: blocks(group) for group in largest},
         },
         counts={"batches_per_run": scale.repeats, "runs": scale.runs},
         pictures=tuple(pictures),
     )
 
 
-def compared(group: list[Runtime], count: int) -> list[Doc]:
+def compared(group: list[Doc], count: int) -> list[Doc]:
     """Rows with their speed-up over sequential decoding in the same backend, at the same batch size.
 
     Selective decoding of `count` blocks solves one of them sequentially and cannot exceed that speed-up.
     """
-    exact = next(one for one in group if one.plan == "sequential")
+    exact = next(one for one in group if one["plan"] == "sequential")
     return [
-        one.to_dict()
+        one
         | {
-            "speedup": exact.seconds / one.seconds,
-            "whole_speedup": exact.whole / one.whole,
-            "ceiling": count if one.plan.startswith(("selective", "tau ")) else None,
-            "later_sweeps": sum(layer.sweeps for layer in one.layers[1:]),
+            "speedup": exact["seconds"] / one["seconds"],
+            "whole_speedup": exact["whole"] / one["whole"],
+            "ceiling": count if one["plan"].startswith(("selective", "tau ")) else None,
+            "later_sweeps": sum(layer["sweeps"] for layer in one["layers"][1:]),
         }
         for one in group
     ]
@@ -147,19 +145,20 @@ def times(rows: list[Doc], torch: bool, batch: int) -> Doc | None:
     }
 
 
-def blocks(group: list[Runtime]) -> Doc:
+def blocks(group: list[Doc]) -> Doc:
     """Table A4 of one backend: seconds of each block, sequential beside selective."""
-    named = {one.plan: one for one in group}
-    pair: dict[str, Any] = {name: named[name] for name in ("sequential", "selective")}
+    named = {one["plan"]: one for one in group}
+    pair = {name: named[name] for name in ("sequential", "selective")}
     rows = [
-        {name: vars(one.layers[i]) | {"share": one.shares[i]} for name, one in pair.items()}
-        for i in range(len(pair["selective"].layers))
+        {name: one["layers"][i] | {"share": one["shares"][i]} for name, one in pair.items()}
+        for i in range(len(group[-1]["layers"]))
     ]
     totals = {
-        name: {"other": one.other, "share": one.shares[-1], "whole": one.whole} for name, one in pair.items()
+        name: {"other": one["other"], "share": one["shares"][-1], "whole": one["whole"]}
+        for name, one in pair.items()
     }
-    speedup = pair["sequential"].whole / pair["selective"].whole
-    found = {"rows": rows, "totals": totals, "speedup": speedup, "batch": group[0].batch}
+    speedup = pair["sequential"]["whole"] / pair["selective"]["whole"]
+    found = {"rows": rows, "totals": totals, "speedup": speedup, "batch": group[0]["batch"]}
     return found | extremes([row["sequential"] for row in rows])
 
 
