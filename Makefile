@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Two workers for two cores, one thread each; timings are never taken in tests.
 WORKERS ?= 2
 
-.PHONY: demo test lint format bench docs pictures sanitize clean
+.PHONY: demo test lint format bench docs pictures sanitize release clean
 
 $(VENV)/core: pyproject.toml models/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -66,6 +66,10 @@ sanitize: $(VENV)/dev
 	    TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:exitcode=66 \
 	    setarch -R $(BIN)/python tests/sanitize.py || exit 1; \
 	done
+
+# Builds the three distributions, checks them and tries them in a fresh environment.
+release: $(VENV)/dev
+	@$(BIN)/python docs/tools/release.py
 
 clean:
 	rm -rf $(VENV) out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

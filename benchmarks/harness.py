@@ -129,10 +129,7 @@ def record(name: str, section: Section, repeats: int, folder: Path, command: str
         "section": name,
         "title": section.title,
         "command": command,
-        "commit": _commit(),
-        "torch": torch.__version__,
-        "cpu": _processor(),
-        "threads": torch.get_num_threads(),
+        **about_machine(),
         "repeats": repeats,
         "took_seconds": round(seconds, 1),
         "busy_elsewhere": round(max(_others() - others, 0) / seconds, 3),  # cores that others kept busy
@@ -140,6 +137,17 @@ def record(name: str, section: Section, repeats: int, folder: Path, command: str
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(doc, indent=1) + "\n", encoding="utf-8")
+
+
+def about_machine() -> Row:
+    """What was measured, with what and on what."""
+    name = processor_name(torch.device("cpu"))
+    return {
+        "commit": _commit(),
+        "torch": torch.__version__,
+        "cpu": f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _short(value: Any) -> Any:
@@ -156,11 +164,6 @@ def _commit() -> str:
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+" if changed else "")
 
 
-def _processor() -> str:
-    name = processor_name(torch.device("cpu"))
-    return f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
-
-
 def _others() -> float:
     """Seconds of processor time that other processes have had so far; 0 where nobody tells."""
     try:
@@ -174,7 +177,14 @@ def _others() -> float:
 
 # Tables
 
-UNITS = {"ratio": "x", "distance": "x", "auto_ratio": "x", "check_per_read": "x"}
+UNITS = {
+    "ratio",
+    "distance",
+    "auto_ratio",
+    "check_per_read",
+    "over_the_rung_above",
+    "over_the_plain_loop",
+}  # x
 HEADS = {
     "ratio": "ratio to the peer",
     "deviation": "largest deviation",

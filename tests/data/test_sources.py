@@ -21,7 +21,7 @@ import pytest
 import torch
 from PIL import Image
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data import decoding
 from jacobiflow.data.sources import DataConfig, DataError, Images, load_images
 

@@ -28,7 +28,7 @@ from jacobiflow.cli.main import main
 from jacobiflow.core import locks as lock
 from jacobiflow.core import processes as world
 from jacobiflow.core import progress as bars
-from jacobiflow.data.pictures import to_pixels
+from jacobiflow.core.pictures import to_pixels
 from jacobiflow.jobs import batch_size, manifest, runner, sampling, shards, start
 from leftovers import PATIENCE, SMALL, command, files, samples
 from subjects import maf, tarflow

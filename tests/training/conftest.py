@@ -47,7 +47,7 @@ sample_every = 0
 
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A TOML file, with its data beside it: 5 steps an epoch."""
+    """A TOML file, with its data beside it: 5 steps per epoch."""
     folder = tmp_path_factory.mktemp("tiny")
     draw = np.random.default_rng(0)
     y = np.arange(96) % 2

@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 
 import jacobiflow as jf
+from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import World
-from jacobiflow.data.pictures import save_grid
 from jacobiflow.training import loop
 from jacobiflow.training.log import Log
 from jacobiflow.training.loop import Trainer, TrainingError, batches, generator, learning_rate
@@ -310,7 +310,7 @@ def test_pictures_are_samples_of_the_fast_decoder(finished, tmp_path):
     flow = jf.load(out / "model")
     flow.calibration = None  # fitted after the last picture
     x = flow.sample(16, labels=labels, seed=0, plan="selective").x
-    save_grid(x, tmp_path / "wanted.png", columns=2)
+    save_images(x, tmp_path / "wanted.png", columns=2)
     shown = pixels(out / "samples" / "step-0000020.png")
     assert np.array_equal(shown, pixels(tmp_path / "wanted.png"))
 

@@ -13,7 +13,7 @@ import tyro
 
 from jacobiflow.cli.main import COMMANDS, find
 from jacobiflow.cli.options import MARKS
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.flows.checkpoint import bundled_names
 from jacobiflow.flows.plans import PLANS
 from jacobiflow.training.recipe import Recipe, recipe_names

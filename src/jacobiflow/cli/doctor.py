@@ -22,7 +22,7 @@ from jacobiflow import __version__
 from jacobiflow.cli.options import Json, listing, parse, progress, report, terminal_width
 from jacobiflow.core.cache_folder import own_folder, write_own
 from jacobiflow.core.hardware import BILLION, available_cores, processor_name, total_memory
-from jacobiflow.core.types import one_line
+from jacobiflow.core.results import one_line
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig

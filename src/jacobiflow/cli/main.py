@@ -37,7 +37,7 @@ def find(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != f"jacobiflow.cli.{name}":
             raise
-        from jacobiflow.core.types import JacobiflowError
+        from jacobiflow.core.results import JacobiflowError
 
         raise JacobiflowError(f"this command belongs to {LAB}: pip install {LAB}") from None
 
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jacobiflow: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     from jacobiflow.core.hardware import out_of_memory
-    from jacobiflow.core.types import JacobiflowError
+    from jacobiflow.core.results import JacobiflowError
 
     try:
         command = find(name)

@@ -16,8 +16,8 @@ import tyro
 from jacobiflow.cli import options as cli
 from jacobiflow.core.files import write_atomically
 from jacobiflow.core.hardware import require_memory
-from jacobiflow.core.types import Status
-from jacobiflow.data.pictures import as_images, save_grid
+from jacobiflow.core.pictures import as_images, save_images
+from jacobiflow.core.results import Status
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.nonfinite import remedy
 from jacobiflow.flows.plans import PLANS
@@ -126,7 +126,7 @@ def draw_small(args: Args) -> int:
     residual = "" if samples.residual is None else f", residual {samples.residual:.2g}"
     text = (
         f"{args.n:,} samples, plan {args.plan}, backend {samples.backend}, {samples.seconds:.3f} s, "
-        f"worst status {worst.name.lower().replace('_', ' ')}{residual}, in {args.out}: {', '.join(files)}"
+        f"worst status {worst.words}{residual}, in {args.out}: {', '.join(files)}"
     )
     cli.report(doc, text, as_json=args.json)
     return cli.exit_status("sample", nonfinite, args.n, remedy(asked.guidance, samples.x.dtype))
@@ -147,7 +147,7 @@ def write(samples: Samples, folder: Path, columns: int | None) -> list[str]:
     if images is None:
         return ["samples.npz"]
     columns = columns or min(16, math.ceil(math.sqrt(len(images))))
-    save_grid(images, folder / "samples.png", columns=min(len(images), columns))
+    save_images(images, folder / "samples.png", columns=min(len(images), columns))
     return ["samples.png", "samples.npz"]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from jacobiflow.core.method import Method
+from jacobiflow.core.results import OnFailure
 from jacobiflow.core.rows import FELL_BACK, SWEEP_LIMIT, Rows, Verdict
-from jacobiflow.core.types import Method, OnFailure
 
 
 def next_widths(rows: Rows, verdict: Verdict, width: int, method: Method, on_failure: OnFailure) -> Tensor:

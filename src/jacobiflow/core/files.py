@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from jacobiflow.core.types import JacobiflowError, one_line
+from jacobiflow.core.results import JacobiflowError, one_line
 
 LEFTOVER_SECONDS = 3600.0  # no write takes longer
 MAX_TEXT_BYTES = 16 * 2**20  # bytes of a config, a plan, a recipe

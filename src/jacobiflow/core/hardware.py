@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 
 BILLION = 10**9
 CONTROL = Path("/sys/fs/cgroup")  # limits of a Linux container

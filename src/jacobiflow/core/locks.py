@@ -10,7 +10,7 @@ import time
 import warnings
 from pathlib import Path
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 
 FILE = ".lock"
 WAIT = 3.0  # seconds that the processes of a killed job may need to end

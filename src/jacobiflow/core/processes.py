@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 
 T = TypeVar("T")
 ECHO = 2.0  # seconds within which torchrun repeats a Ctrl-C that its processes already received

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from jacobiflow.core.types import JacobiflowError, one_line
+from jacobiflow.core.results import JacobiflowError, one_line
 
 Fit = Literal["crop", "stretch", "pad"]
 VALIDATION = ("validation", "valid", "val", "test")  # names of held-out splits, the first that exists counts

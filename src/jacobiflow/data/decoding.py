@@ -24,7 +24,7 @@ from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from jacobiflow.core.files import check_plain
 from jacobiflow.core.hardware import total_memory
-from jacobiflow.core.types import one_line
+from jacobiflow.core.results import one_line
 from jacobiflow.data.config import DataError, Fit
 
 Pixels = npt.NDArray[np.uint8]

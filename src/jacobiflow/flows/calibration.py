@@ -21,7 +21,7 @@ from torch import Tensor
 from jacobiflow.core.block import Guess
 from jacobiflow.core.decode import decode
 from jacobiflow.core.files import write_atomically
-from jacobiflow.core.types import Method
+from jacobiflow.core.method import Method
 
 if TYPE_CHECKING:
     from jacobiflow.flows.flow import Flow

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from jacobiflow.core.files import check_plain, checksum, read_text, write_atomically, write_text
 from jacobiflow.core.records import RecordError, build, parse_json
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.flows import calibration, profile
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.families import find_family, upgrade

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Decoded, Method
+from jacobiflow.core.method import Method, Plan
+from jacobiflow.core.results import Decoded, nonfinite_rows
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.nonfinite import nonfinite_rows
 from jacobiflow.kernels.backend import Backend
 
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.block import Conditioner
+from jacobiflow.core.method import Init, Plan, Unit
 from jacobiflow.core.noise import Noise
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Init, Unit
 from jacobiflow.flows.arguments import as_int, instance, number
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance

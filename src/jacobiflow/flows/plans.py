@@ -7,8 +7,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
-from jacobiflow.core.plan import Plan, PlanError
-from jacobiflow.core.types import INITS, Init
+from jacobiflow.core.method import INITS, Init, Plan, PlanError
 from jacobiflow.flows.auto_plan import auto_plan
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from jacobiflow.core.block import Block
 from jacobiflow.core.hardware import processor_name
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Init
+from jacobiflow.core.method import Init, Plan
 from jacobiflow.flows.arguments import as_int, instance
 from jacobiflow.flows.auto_plan import MARGIN, Choice, choices, deviation_bound, entry_of, keep, pick
 from jacobiflow.flows.calibration import calibrate
@@ -88,6 +87,7 @@ def tune(
     rows = batch * math.ceil(ROWS / batch)
     labels, context = _in_turn(labels, rows), _in_turn(context, rows)
     flow.bound_blocks(rows, labels=labels, context=context, guidance=guide)  # raises if they do not fit
+    guide.refuse_idle(labels, flow.num_classes)
     if flow.guesses() is None:
         calibrate(flow, progress=progress)
     if entry_of(flow, guide) is None:

@@ -9,8 +9,7 @@ import sys
 import torch
 
 from jacobiflow.core.hardware import BILLION, available_memory, out_of_memory, used_memory
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Method
+from jacobiflow.core.method import Method, Plan
 from jacobiflow.flows.flow import Flow
 from jacobiflow.jobs.manifest import JobError
 from jacobiflow.jobs.sampling import Settings

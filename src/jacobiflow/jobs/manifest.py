@@ -18,10 +18,10 @@ import torch
 
 from jacobiflow import __version__
 from jacobiflow.core.files import MAX_TEXT_BYTES, read_text, write_text
-from jacobiflow.core.plan import VERSION as PLAN_VERSION
-from jacobiflow.core.plan import Plan
+from jacobiflow.core.method import VERSION as PLAN_VERSION
+from jacobiflow.core.method import Plan
 from jacobiflow.core.records import RecordError, build, parse_json
-from jacobiflow.core.types import JacobiflowError, one_line
+from jacobiflow.core.results import JacobiflowError, one_line
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.weights import digest
 from jacobiflow.jobs.sampling import Settings

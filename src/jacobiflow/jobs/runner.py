@@ -16,7 +16,7 @@ from jacobiflow.core.files import write_atomically, write_errors
 from jacobiflow.core.hardware import out_of_memory
 from jacobiflow.core.processes import StopKey, World, leave_process_group
 from jacobiflow.core.progress import progress_bar
-from jacobiflow.core.types import STATUSES
+from jacobiflow.core.results import STATUSES
 from jacobiflow.flows.flow import Flow
 from jacobiflow.jobs.manifest import Job, JobError, versions
 from jacobiflow.jobs.sampling import draw

@@ -10,12 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Init, Status
-from jacobiflow.data.pictures import as_images
+from jacobiflow.core.method import Init, Plan
+from jacobiflow.core.pictures import as_images
+from jacobiflow.core.results import Status, nonfinite_rows
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.nonfinite import nonfinite_rows
 from jacobiflow.kernels.backend import Backend
 
 Format = Literal["npz", "safetensors", "png"]

@@ -19,10 +19,9 @@ from PIL import Image
 from torch import Tensor
 
 from jacobiflow.core.files import read_text, sync, write_bytes
+from jacobiflow.core.pictures import as_images, png_bytes, to_pixels
 from jacobiflow.core.records import parse_json
-from jacobiflow.core.types import Status
-from jacobiflow.data.pictures import as_images, png_bytes, to_pixels
-from jacobiflow.flows.nonfinite import nonfinite_rows
+from jacobiflow.core.results import Status, nonfinite_rows
 from jacobiflow.jobs.sampling import Format
 
 NAMES = {status.name for status in Status}

@@ -79,7 +79,7 @@ def compiler_command() -> tuple[str, ...]:
 
 def _name(compiler: tuple[str, ...]) -> str:
     """The same for the same source, compiler and processor."""
-    key = hashlib.sha256(" ".join((*compiler, _processor(), *FLAGS)).encode())
+    key = hashlib.sha256(" ".join((*compiler, processor_flags(), *FLAGS)).encode())
     for path in sorted(KERNELS.iterdir()):
         key.update(path.read_bytes())
     return f"kernels-{key.hexdigest()[:16]}"
@@ -129,7 +129,7 @@ def _load(content: bytes, name: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))  # stays loaded without the file
 
 
-def _processor() -> str:
+def processor_flags() -> str:
     """What decides which instructions there are: a folder may be shared by several machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

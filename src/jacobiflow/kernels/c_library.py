@@ -6,9 +6,10 @@ import ctypes
 from ctypes import c_char_p, c_float, c_int, c_long, c_void_p
 from functools import cache
 
+import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.types import Status
+from jacobiflow.core.results import Status
 
 PANEL = 16  # columns per panel of packed weights, as in vector.h
 
@@ -18,7 +19,7 @@ def declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     if c_long.in_dll(lib, "jf_panel").value != PANEL:
         raise RuntimeError("the C kernels pack weights in other panels: set PANEL as in vector.h")
     if tuple((c_long * 2).in_dll(lib, "jf_ranks")) != (Status.CONVERGED.rank, Status.SWEEP_LIMIT.rank):
-        raise RuntimeError("the C kernels have other ranks of Status: set them as in core/types.py")
+        raise RuntimeError("the C kernels have other ranks of Status: set them as in core/results.py")
     lib.jf_codes.restype = lib.jf_activations.restype = c_char_p
     lib.jf_params_scratch.restype = lib.jf_solve_scratch.restype = c_long
     lib.jf_params_scratch.argtypes = [*(c_void_p, c_void_p, c_void_p, c_long, c_long), c_int]
@@ -82,6 +83,13 @@ def pad(t: Tensor) -> Tensor:
 def panels(weight: Tensor) -> Tensor:
     """[in, out] as [panels, in, 16], padded with zeros."""
     return pad(weight).reshape(len(weight), -1, PANEL).transpose(0, 1)
+
+
+def panels_of_pairs(weight: Tensor) -> Tensor:
+    """[in, out] as [panels, in / 2, 16], two neighbours along `in` in bfloat16 per number."""
+    rows = pad(weight.T).T.to(torch.bfloat16)
+    pairs = pad(rows).reshape(len(rows) // 2, 2, -1, PANEL).permute(2, 0, 3, 1)
+    return pairs.contiguous().view(torch.float32)[..., 0]
 
 
 class TensorPins:

@@ -10,7 +10,7 @@ from typing import Any
 from jacobiflow.core.files import write_text
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.records import as_json
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 
 
 class Log:

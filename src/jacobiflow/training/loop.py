@@ -24,9 +24,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from jacobiflow.core.files import checksum, remove_leftovers, write_errors
 from jacobiflow.core.hardware import has_bfloat16
 from jacobiflow.core.locks import Lock
+from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import StopKey, World, peers
-from jacobiflow.core.types import JacobiflowError
-from jacobiflow.data.pictures import save_grid
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Batch, prepare
 from jacobiflow.flows.flow import Flow
@@ -305,7 +305,7 @@ class Trainer:
             x = x.reshape(-1, 1, side, side)
         folder = self.out / "samples"
         folder.mkdir(exist_ok=True)
-        save_grid(x, folder / f"step-{step:07d}.png", columns=columns)
+        save_images(x, folder / f"step-{step:07d}.png", columns=columns)
 
 
 @dataclass(frozen=True)

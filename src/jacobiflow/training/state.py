@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from jacobiflow.core.files import check_plain, checksum, write_atomically
-from jacobiflow.core.types import JacobiflowError, one_line
+from jacobiflow.core.results import JacobiflowError, one_line
 
 FILE = "state.safetensors"
 CONTENT = "checksum of the training images"

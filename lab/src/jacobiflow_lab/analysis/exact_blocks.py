@@ -10,8 +10,8 @@ from torch import Tensor
 
 from jacobiflow.core.block import Block
 from jacobiflow.core.decode import decode
+from jacobiflow.core.method import Method
 from jacobiflow.core.records import as_json
-from jacobiflow.core.types import Method
 from jacobiflow.flows.flow import Flow
 
 Note = Callable[[str], object]  # called with a line about progress

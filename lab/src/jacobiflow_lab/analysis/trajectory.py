@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.decode import decode
-from jacobiflow.core.plan import Plan
-from jacobiflow.core.types import Method, Sweep
+from jacobiflow.core.method import Method, Plan
+from jacobiflow.core.results import Sweep
 from jacobiflow.flows.flow import Flow
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import tyro
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.config import DataConfig
 from jacobiflow_lab.baselines.training import train_baseline
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from jacobiflow.core.noise import row_noise
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 
 EMA_WARMUP_STEPS = 10  # over which the average forgets the initial weights
 

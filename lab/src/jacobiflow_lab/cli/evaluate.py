@@ -17,9 +17,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 import jacobiflow
-from jacobiflow.cli.options import label_cycle, note, parse, pick_device, refuse_context, report, table
+from jacobiflow.cli.options import label_cycle, note, parse, pick_device, refuse_context, report
 from jacobiflow.core.processes import World, leave_process_group
-from jacobiflow.core.types import Decoded
+from jacobiflow.core.results import Decoded
+from jacobiflow.core.tables import table
 from jacobiflow.data.sources import DataConfig, Images, Survey, load_images, survey
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.types import Decoded
+from jacobiflow.core.results import Decoded
 from jacobiflow.flows.flow import Flow, standard_normal
 from jacobiflow_lab.lattice.ising import Estimate, Ising, MonteCarlo
 from jacobiflow_lab.lattice.lattice_flow import LatticeFlow

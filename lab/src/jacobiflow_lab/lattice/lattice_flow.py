@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.plan import Plan
+from jacobiflow.core.method import Init, Method, Plan
 from jacobiflow.core.records import RecordError, build
-from jacobiflow.core.types import Init, Method
 from jacobiflow.flows.arguments import as_int
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.weights import linear_shapes
@@ -132,7 +131,7 @@ class LatticeFlow(MAF):
         y = super().from_sequence(x)
         return y if self.linear is None else y @ self.linear
 
-    def stretch(self) -> Tensor | float:
+    def data_log_det(self) -> Tensor | float:
         return 0.0 if self.linear is None else torch.linalg.slogdet(self.linear).logabsdet
 
     def training_loss(self, x: Tensor, labels: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:

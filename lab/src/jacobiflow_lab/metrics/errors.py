@@ -6,7 +6,7 @@ import importlib
 import warnings
 from typing import Any
 
-from jacobiflow.core.types import JacobiflowError
+from jacobiflow.core.results import JacobiflowError
 
 
 class MetricError(JacobiflowError, ValueError):

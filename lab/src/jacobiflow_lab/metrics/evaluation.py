@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import jacobiflow
+from jacobiflow.core.method import Plan
 from jacobiflow.core.noise import Noise
-from jacobiflow.core.plan import Plan
+from jacobiflow.core.pictures import as_images
 from jacobiflow.core.processes import World
-from jacobiflow.data.pictures import as_images
 from jacobiflow.data.sources import Images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance

@@ -40,12 +40,12 @@ static int all_finite(const float *x, long count) {
 
 /* The sum of the first `seen` values under the weights of each row. */
 static void mix(long rows, const float *weights, long ld, Head head, long seen, float *out, long ldo) {
-    Panels values = {head.values, head.size, PANEL, seen};
+    Panels values = {head.values, head.size, PANEL, seen, 0};
     product(rows, weights, ld, values, 0, head.size / PANEL, out, ldo, 0, SET);
 }
 
 void attend(long rows, long from, float *q, long ld, Head head, long length, float scale, float *room) {
-    const Panels keys = {head.keys, PANEL, head.size * PANEL, head.size};
+    const Panels keys = {head.keys, PANEL, head.size * PANEL, head.size, 0};
     long seen = from + rows, stride = row(length);
     product(rows, q, ld, keys, 0, up(seen) / PANEL, room, stride, 0, SET);
     float shares[QUERIES];

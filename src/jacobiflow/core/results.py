@@ -1,23 +1,21 @@
-"""The words that every layer shares: what a block is, how it is solved, what came out."""
+"""What decoding returns: samples, what they cost, how they ended; and the errors of every layer."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from jacobiflow.core.plan import Plan
+    from jacobiflow.core.method import Plan
 
-Init = Literal["zeros", "noise", "previous", "calibrated"]
-Unit = Literal["absolute", "relative"]
 OnFailure = Literal["fallback", "raise", "return"]
-INITS: tuple[Init, ...] = ("zeros", "noise", "previous", "calibrated")
-UNITS: tuple[Unit, ...] = ("absolute", "relative")
 ON_FAILURE: tuple[OnFailure, ...] = ("fallback", "raise", "return")
 
 
@@ -36,9 +34,20 @@ class Status(enum.Enum):
         return _RANKS[self]
 
     @property
+    def words(self) -> str:
+        """The name as it is printed: "fell back"."""
+        return self.name.lower().replace("_", " ")
+
+    @property
     def failed(self) -> bool:
         """Whether the sample has no answer within its tolerance."""
         return self.rank >= Status.SWEEP_LIMIT.rank
+
+
+def _counted(ends: Iterable[Status]) -> str:
+    """How many samples ended how: "3 exact, 13 converged"."""
+    counts = Counter(ends)
+    return ", ".join(f"{counts[s]} {s.words}" for s in Status if s in counts) or "none"
 
 
 _RANKS = {status: i for i, status in enumerate(Status)}
@@ -66,58 +75,6 @@ class DecodingError(JacobiflowError, ArithmeticError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
-    """How one block is solved: a window of `width` positions, swept until changes are at most `tol`.
-
-    width: positions per window; None is the whole sequence, 1 is sequential decoding.
-    tol: the largest change that counts as small. It bounds the residual, not the deviation from exact, which
-        the block may amplify. 0 asks for the exact answer.
-    max_sweeps: sweeps per sample; None is the bound after which every answer is exact.
-    init: the first guess: "zeros", a fixed draw of standard normal "noise", "previous" (the block's input) or
-        "calibrated" (a line fitted per position). None is "calibrated" where the flow has one, else
-        "previous" for absolute and "zeros" for relative methods.
-    unit: what changes are measured in: "absolute", or "relative" to max(|x|, |z dx/dz|), which is right
-        for variables and latents of any scale. None is the default of the flow's family.
-    """
-
-    width: int | None = None
-    tol: float = 0.0
-    max_sweeps: int | None = None
-    init: Init | None = None
-    unit: Unit | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("width", 1), ("max_sweeps", 1)):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise ValueError(f"Method.{name} must be a whole number or None, not {value!r}")
-            if value is not None and value < least:
-                raise ValueError(f"Method.{name} must be {least} or more, not {value}")
-        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float):
-            raise ValueError(f"Method.tol must be a number, not {self.tol!r}")
-        if not 0 <= self.tol < float("inf"):
-            raise ValueError(f"Method.tol must be finite and not negative, not {self.tol}")
-        for name, known in (("init", INITS), ("unit", UNITS)):
-            value = getattr(self, name)
-            if value is not None and value not in known:
-                raise ValueError(f"Method.{name} must be one of {', '.join(known)} or None, not {value!r}")
-
-    def resolved(self, unit: Unit = "absolute", *, calibrated: bool = False) -> Method:
-        """The same method with every default spelled out.
-
-        unit: the family's. calibrated: whether the flow has a calibrated first guess.
-
-        >>> Method(tol=0.1).resolved("relative")
-        Method(width=None, tol=0.1, max_sweeps=None, init='zeros', unit='relative')
-        """
-        unit = self.unit or unit
-        init = self.init
-        if init is None and self.width != 1:
-            init = "calibrated" if calibrated else "previous" if unit == "absolute" else "zeros"
-        return replace(self, init=init, unit=unit)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sweep:
     """A moment of decoding, for those who watch: positions lo .. hi - 1 have just been evaluated."""
 
@@ -132,7 +89,7 @@ class Sweep:
 Watcher = Callable[[Sweep], None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class BlockStats:
     """What one block cost and how it ended; tensors are [N], on the CPU."""
 
@@ -144,6 +101,10 @@ class BlockStats:
     status: tuple[Status, ...]
     seconds: float
     backend: str = ""  # what evaluated the block: "torch", "c" or "compile"
+    guess_sweeps: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    precision: str = (
+        "float32"  # "mixed" if sweeps in bfloat16, `guess_sweeps` of them, improved the first guess
+    )
 
     @property
     def worst(self) -> Status:
@@ -154,8 +115,12 @@ class BlockStats:
         """Which samples ended so."""
         return [i for i, s in enumerate(self.status) if s is status]
 
+    def __repr__(self) -> str:
+        sweeps = f"{float(self.sweeps.double().mean()):.1f} sweeps on average"
+        return f"BlockStats of {len(self.status)} samples: {sweeps}, {_counted(self.status)}"
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Stats:
     """The blocks in sampling order, the one next to the noise first."""
 
@@ -174,14 +139,51 @@ class Stats:
         """The worst status of any sample in any block."""
         return max((b.worst for b in self.blocks), key=lambda s: s.rank, default=Status.EXACT)
 
+    def __repr__(self) -> str:
+        ends = [max(s, key=lambda s: s.rank) for s in zip(*(b.status for b in self.blocks), strict=True)]
+        text = f"Stats of {len(ends)} samples: {_counted(ends)}, {self.seconds:.3g} s, backend {self.backend}"
+        if self.residual is None or not len(self.residual):
+            return text
+        return f"{text}, residual at most {float(self.residual.max()):.2g}"
 
-@dataclass(frozen=True, kw_only=True)
+    def summary(self) -> str:
+        """What ran in each block, what it cost and how it ended; what to do about the worst sample."""
+        methods = self.plan.in_words() if self.plan else [""] * len(self.blocks)
+        wide = max(map(len, (*methods, "method")))
+        rows = [f"  block  sweeps  seconds  {'method':<{wide}}  ended"]
+        for i, (words, b) in enumerate(zip(methods, self.blocks, strict=True)):
+            cost = f"{float(b.sweeps.double().mean()):6.1f}  {b.seconds:7.3f}"
+            rows.append(f"  {i:5}  {cost}  {words:<{wide}}  {_counted(b.status)}")
+        return "\n".join([repr(self), *rows, f"  {self.status.words}: {self.status.value}"])
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Decoded:
-    """x, and log |dx/dz| in nats [N], so that log p(x) = log p(z) - log_det."""
+    """x, and log |dx/dz| in nats [N], so that log p(x) = log p(z) - log_det.
+
+    In a notebook, samples that are images are shown as a grid.
+    """
 
     x: Tensor
     log_det: Tensor
-    stats: Stats = field(repr=False)
+    stats: Stats
+
+    def __repr__(self) -> str:
+        kind = str(self.x.dtype).removeprefix("torch.")
+        return f"Decoded x {list(self.x.shape)} {kind}, log_det {list(self.log_det.shape)}\n{self.stats}"
+
+    def save(self, path: str | Path, *, columns: int | None = None) -> None:
+        """Write the samples as one PNG; see `jacobiflow.save_images`."""
+        from jacobiflow.core.pictures import save_images
+
+        save_images(self.x, path, columns=columns)
+
+    def _repr_png_(self) -> bytes | None:
+        from jacobiflow.core.pictures import SHOWN, as_images, sheet_bytes
+
+        if as_images(self.x[:1]) is None or not len(self.x):
+            return None
+        return sheet_bytes(self.x[:SHOWN])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +192,11 @@ class Encoded:
 
     z: Tensor
     log_det: Tensor
+
+
+def nonfinite_rows(x: Tensor) -> Tensor:
+    """Which samples of x [N, ...] hold a number that is not finite: [N] bool, on the CPU."""
+    return ~x.detach().isfinite().flatten(1).all(1).cpu()
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded:
@@ -206,6 +213,8 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
             status=tuple(status for b in block for status in b.status),
             seconds=sum(b.seconds for b in block),
             backend=block[0].backend,
+            guess_sweeps=torch.cat([b.guess_sweeps for b in block]),
+            precision=block[0].precision,
         )
         for block in per_block
     )

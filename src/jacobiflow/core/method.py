@@ -1,28 +1,103 @@
-"""Plan: one Method per block, in sampling order; plain data that can be saved and read."""
+"""Method: how one block is solved. Plan: one Method per block; plain data that can be saved and read."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jacobiflow.core.files import read_text, write_text
 from jacobiflow.core.records import RecordError, build
-from jacobiflow.core.types import Init, JacobiflowError, Method, Unit
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.core.warn import warn_once
 
+Init = Literal["zeros", "noise", "previous", "calibrated"]
+Unit = Literal["absolute", "relative"]
+Precision = Literal["float32", "mixed"]
+INITS: tuple[Init, ...] = ("zeros", "noise", "previous", "calibrated")
+UNITS: tuple[Unit, ...] = ("absolute", "relative")
+PRECISIONS: tuple[Precision, ...] = ("float32", "mixed")
 FORMAT = "jacobiflow-plan"
 VERSION = 2  # 1: windows were closed one after the other, and max_sweeps was per window
 MOST = 10_000  # methods of a plan that is read; no flow has as many blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How one block is solved: a window of `width` positions, swept until changes are at most `tol`.
+
+    width: positions per window; None is the whole sequence, 1 is sequential decoding.
+    tol: the largest change that counts as small. It bounds the residual, not the deviation from exact, which
+        the block may amplify. 0 asks for the exact answer.
+    max_sweeps: sweeps per sample; None is the bound after which every answer is exact.
+    init: the first guess: "zeros", a fixed draw of standard normal "noise", "previous" (the block's input) or
+        "calibrated" (a line fitted per position). None is "calibrated" where the flow has one, else
+        "previous" for absolute and "zeros" for relative methods.
+    unit: what changes are measured in: "absolute", or "relative" to max(|x|, |z dx/dz|), which is right
+        for variables and latents of any scale. None is the default of the flow's family.
+    precision: "mixed" improves the first guess of whole-sequence sweeps by sweeps in bfloat16, where the
+        processor and the backend have it. Sweeps in float32 follow, so tol and status mean the same.
+    """
+
+    width: int | None = None
+    tol: float = 0.0
+    max_sweeps: int | None = None
+    init: Init | None = None
+    unit: Unit | None = None
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        for name, least in (("width", 1), ("max_sweeps", 1)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ValueError(f"Method.{name} must be a whole number or None, not {value!r}")
+            if value is not None and value < least:
+                raise ValueError(f"Method.{name} must be {least} or more, not {value}")
+        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float):
+            raise ValueError(f"Method.tol must be a number, not {self.tol!r}")
+        if not 0 <= self.tol < float("inf"):
+            raise ValueError(f"Method.tol must be finite and not negative, not {self.tol}")
+        for name, known in (("init", INITS), ("unit", UNITS)):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise ValueError(f"Method.{name} must be one of {', '.join(known)} or None, not {value!r}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"Method.precision must be 'float32' or 'mixed', not {self.precision!r}")
+        if self.precision == "mixed" and self.width is not None:
+            raise ValueError("Method.precision 'mixed' is for whole-sequence sweeps: leave out width")
+
+    def resolved(self, unit: Unit = "absolute", *, calibrated: bool = False) -> Method:
+        """The same method with every default spelled out.
+
+        unit: the family's. calibrated: whether the flow has a calibrated first guess.
+
+        >>> Method(tol=0.1).resolved("relative")
+        Method(width=None, tol=0.1, max_sweeps=None, init='zeros', unit='relative', precision='float32')
+        """
+        unit = self.unit or unit
+        init = self.init
+        if init is None and self.width != 1:
+            init = "calibrated" if calibrated else "previous" if unit == "absolute" else "zeros"
+        return replace(self, init=init, unit=unit)
+
+
+def _in_words(method: Method) -> str:
+    """The width in words; then the other fields that are set, except the unit."""
+    if method.width == 1:
+        return "sequential"
+    words = "sweeps" if method.width is None else f"window of {method.width}"
+    named = {f.name: getattr(method, f.name) for f in fields(method) if f.name not in ("width", "unit")}
+    return words + "".join(f", {name} {value}" for name, value in named.items() if value is not None)
 
 
 class PlanError(JacobiflowError, ValueError):
     """A plan that cannot be read or does not fit the flow."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """How each block is solved, the block next to the noise first.
 
@@ -33,6 +108,10 @@ class Plan:
     [1, None, None]
     >>> Plan.from_json(plan.to_json()) == plan
     True
+    >>> plan
+    Plan of 3 blocks, the one next to the noise first
+      block 0: sequential
+      blocks 1-2: sweeps, tol 0.5
     """
 
     methods: tuple[Method, ...]
@@ -43,6 +122,18 @@ class Plan:
         for i, method in enumerate(self.methods):
             if not isinstance(method, Method):
                 raise PlanError(f"Plan takes jf.Method entries; entry {i} is {method!r}")
+
+    def __repr__(self) -> str:
+        rows, first = [], 0
+        for line, run in groupby(self.in_words()):
+            last = first + len(list(run)) - 1
+            rows.append(f"  {f'block {first}' if first == last else f'blocks {first}-{last}'}: {line}")
+            first = last + 1
+        return "\n".join([f"Plan of {len(self)} blocks, the one next to the noise first", *rows])
+
+    def in_words(self) -> list[str]:
+        """Each method in a few words."""
+        return [_in_words(method) for method in self]
 
     def __iter__(self) -> Iterator[Method]:
         return iter(self.methods)
