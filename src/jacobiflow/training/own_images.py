@@ -19,10 +19,8 @@ def recipe_for(source: str, device: torch.device) -> tuple[Recipe, str]:
     data = survey(config)
     if data.count < 4:
         raise DataError(f"{source} holds {data.count} images: training needs 4 or more")
-    shortest = min(min(size) for size in data.sizes)
-    side, patch = image_side(shortest)
-    cuda = device.type == "cuda"
-    batch = min(64, data.count // 2)
+    side, patch = image_side(min(min(size) for size in data.sizes))
+    cuda, batch = device.type == "cuda", min(64, data.count // 2)
     model = TarFlowConfig(
         image_size=side,
         image_channels=data.channels,
@@ -36,7 +34,7 @@ def recipe_for(source: str, device: torch.device) -> tuple[Recipe, str]:
     training = TrainingConfig(
         epochs=max(1, round(STEPS["cuda" if cuda else "cpu"] * batch / data.count)),
         batch_size=batch,
-        lr=1e-3 if not cuda else 3e-4,
+        lr=3e-4 if cuda else 1e-3,
         clip=1.0,
         ema=0.999,
         label_drop=0.1 if data.classes else 0.0,
