@@ -12,8 +12,7 @@ from jacobiflow.cli.options import listing, note, parse, pick_device
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.data.sources import DataConfig
 from jacobiflow.training.log import last
-from jacobiflow.training.own_images import recipe_for
-from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_names
+from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_for, recipe_names
 from jacobiflow.training.train import train
 
 Model = TypeVar("Model")
