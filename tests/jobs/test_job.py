@@ -665,6 +665,7 @@ def test_a_job_starts_no_thread(job: Any, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_progress_in_plain_lines(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(bars, "LINE_SECONDS", 0.0)
     status, _, err = job(tmp_path, *SMALL)
     assert status == 0
