@@ -101,8 +101,9 @@ class Trainer:
                 f"{len(train)} training images are fewer than training.batch_size {config.batch_size}"
             )
         self.device = next(flow.parameters()).device
-        self.bf16 = self.device.type == "cuda" if config.bf16 is None else config.bf16
-        if self.bf16 and not has_bfloat16(self.device):
+        fast = has_bfloat16(self.device)
+        self.bf16 = self.device.type == "cuda" and fast if config.bf16 is None else config.bf16
+        if self.bf16 and not fast:
             raise TrainingError("training.bf16: this processor has no bfloat16 instructions: leave it out")
         self.per_epoch = len(train) // config.batch_size
         self.total = max(1, round(config.epochs * self.per_epoch))
