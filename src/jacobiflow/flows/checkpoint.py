@@ -56,7 +56,11 @@ def save(
     dtype: of the stored weights. Default: the dtype of the flow.
     card: the text of README.md. Default: a generated card, unless the folder has one for this config.
     """
-    folder = Path(folder)
+    folder, kind = Path(folder), type(flow)
+    if find_family(flow.family) is not kind:
+        raise CheckpointError(
+            f"{kind.__name__} would load as another family's flow: give it a name in `family` and register it"
+        )
     doc = {"format": "jacobiflow", "version": 1, "family": flow.family, "config": asdict(flow.config)}
     text = json.dumps(doc, indent=2) + "\n"
     doc = json.loads(text)  # with lists for tuples, as a reader sees them
