@@ -235,6 +235,14 @@ def test_a_state_of_other_settings(short, refusal, tmp_path, flags, words):
     assert_nothing_lost(whole, out, damaged=False)
 
 
+def test_the_precision_of_a_run_stays(short, refusal, tmp_path, monkeypatch):
+    """It is decided at the start and a part of the state."""
+    whole, _ = short
+    monkeypatch.setattr(loop, "has_bfloat16", lambda device: True)
+    out = shutil.copytree(whole, tmp_path / "out")
+    assert "(bfloat16 False, now True)" in refusal("--out", out, *SHORT, "--training.bf16", "True")
+
+
 def cut(data: bytes) -> bytes:
     return data[: len(data) // 2]
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from jacobiflow.core.noise import Noise
 from jacobiflow.data.sources import Images
-
-Noise = Literal["gaussian", "dequantize", "binary", "none"]
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> Flow:
-    """A flow from a bundled name, a checkpoint folder, or a hub id ("user/model").
+    """A flow from a bundled name, a checkpoint folder, the folder of a training, or a hub id ("user/model").
 
     revision: commit, tag or branch of a hub id. Default: the newest commit. `flow.revision` is the commit
     that was loaded.
@@ -172,6 +172,8 @@ def _find(source: str | Path, revision: str | None) -> tuple[Path, str | None]:
         raise CheckpointError(f"cannot read {short(name)}: {error.strerror}") from None
     if name in bundled_names():
         path = Path(str(files(MODELS) / name))
+    elif (path / "model" / CONFIG).is_file() and not (path / CONFIG).exists():
+        path = path / "model"  # of a training
     elif there and not path.is_dir():
         raise CheckpointError(f"{name} is a file; a checkpoint is a folder with {CONFIG} and {WEIGHTS}")
     elif not there and isinstance(source, str) and HUB_ID.fullmatch(source):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from jacobiflow.core.files import checksum, remove_leftovers, write_errors
+from jacobiflow.core.hardware import has_bfloat16
 from jacobiflow.core.locks import Lock
 from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import StopKey, World, peers
@@ -100,6 +101,9 @@ class Trainer:
                 f"{len(train)} training images are fewer than training.batch_size {config.batch_size}"
             )
         self.device = next(flow.parameters()).device
+        self.bf16 = self.device.type == "cuda" if config.bf16 is None else config.bf16
+        if self.bf16 and not has_bfloat16(self.device):
+            raise TrainingError("training.bf16: this processor has no bfloat16 instructions: leave it out")
         self.per_epoch = len(train) // config.batch_size
         self.total = max(1, round(config.epochs * self.per_epoch))
         self.optimizer = torch.optim.AdamW(
@@ -146,7 +150,8 @@ class Trainer:
         """The settings that a resumed run must share, as one flat table."""
         doc = json.loads(json.dumps(self.recipe.to_dict()))
         flat = {f"{t}.{k}": v for t in ("model", "data", "training") for k, v in doc[t].items()}
-        return self.content | {k: v for k, v in flat.items() if k not in MAY_CHANGE}
+        kept = {k: v for k, v in flat.items() if k not in MAY_CHANGE and k != "training.bf16"}
+        return self.content | kept | {"bfloat16": self.bf16}
 
     def run(self) -> None:
         """Train to the last step. Resumes from the state in `out` if there is one."""
@@ -254,8 +259,7 @@ class Trainer:
         var.lerp_(var * self.world.mean(z_squared), 0.1)
 
     def _autocast(self) -> Any:
-        cuda = self.device.type == "cuda" and self.config.bf16
-        return torch.autocast("cuda", torch.bfloat16) if cuda else nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def write(self, step: int, loss: float, norm: float, log: Log) -> None:
         """Log, validate, sample and save, each when due after `step` steps.

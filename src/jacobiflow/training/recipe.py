@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from jacobiflow.core.files import read_text
+from jacobiflow.core.noise import Noise
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.data.sources import DataConfig
-from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.families import family_of, find_family, recipe_folders
 
 
@@ -54,7 +54,7 @@ class TrainingConfig:
     flip: bool = False  # Mirror each image with probability 1/2.
     ema: float = 0.0  # Decay of the averaged weights, which then are the result; 0: no average.
     seed: int = 0  # Seed of initial weights, data order, noise, flips and dropped labels.
-    bf16: bool = True  # Compute in bfloat16 where that is safe (CUDA only).
+    bf16: bool | None = None  # Compute in bfloat16 where that is safe; default: on CUDA, not on CPUs.
     compile: bool = False  # Use torch.compile: it starts slowly, then steps are faster.
     tensorboard: bool = False  # Also write TensorBoard logs.
     log_every: int = 50  # Steps between lines of the log.
