@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 import tyro
 
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
-from jacobiflow.cli.options import Json, option, parse, progress, report
+from jacobiflow.cli.options import Force, Json, make_folder, option, parse, progress, report
 from jacobiflow.flows.calibration import calibrate
+from jacobiflow.flows.checkpoint import CONFIG, WEIGHTS
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.profile import measure_profile
 
@@ -39,12 +40,14 @@ class Args:
     """Noise of training. Default: as a public file name says."""
     profile: Literal["quick", "full", "none"] = "quick"
     """How sweeps converge, which plan auto uses: measured within about two minutes, in full, or not."""
+    force: Force = False
     json: Json = False
 
 
 def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = parse(Args, argv, command="convert")
+    make_folder(args.out, (CONFIG, WEIGHTS), force=args.force)
     flow = import_tarflow(args.checkpoint, image_channels=args.channels, noise_std=args.noise_std)
     left_out = "no convergence profile" if args.profile == "none" else measure(flow, args.profile == "full")
     flow.save(args.out)

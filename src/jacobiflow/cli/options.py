@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from jacobiflow.core import records
 from jacobiflow.core.method import Init
+from jacobiflow.core.progress import with_estimate
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
@@ -41,6 +42,7 @@ def option(metavar: str) -> Any:
 
 
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # off by default
+Force = Annotated[bool, tyro.conf.arg(help="Replace files of an earlier run.", help_behavior_hint="")]
 Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.", help_behavior_hint="")]
 
 
@@ -255,14 +257,23 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def make_folder(path: Path) -> None:
-    """Make the folder `path` and check that it can be written to."""
+def make_folder(path: Path, files: Sequence[str] = (), *, force: bool = True) -> None:
+    """Make the folder `path`, which can be written to and has none of `files` unless `force` is given."""
+    old = [] if force else [name for name in files if (path / name).exists()]
+    if old:
+        raise ValueError(f"{path} has {' and '.join(old)}: add --force to replace, or give another --out")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--out {path} cannot be made: {error.strerror}") from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise ValueError(f"--out {path} cannot be written to")
+
+
+def remove_old(folder: Path, files: Sequence[str]) -> None:
+    """Remove what an earlier run wrote, so that nothing stale is left beside new files."""
+    for name in files:
+        (folder / name).unlink(missing_ok=True)
 
 
 def refuse_context(flow: Flow, instead: str) -> None:
@@ -290,15 +301,21 @@ def exit_status(command: str, nonfinite: int, n: int, advice: str) -> int:
 
 @contextmanager
 def progress(verb: str) -> Iterator[Callable[[str], None]]:
-    """A function that shows each step of the work: in one place on a terminal, a line per step elsewhere."""
+    """A function that shows each step of the work and the time left.
+
+    It writes in one place on a terminal, a line per step elsewhere. Steps differ before a colon.
+    """
+    last = ""
     with tqdm(bar_format="{desc} [{elapsed}]", leave=False, disable=None) as bar:
 
         def show(step: str) -> None:
-            if bar.disable:
+            nonlocal last
+            if bar.disable and step.partition(":")[0] != last:
                 note(f"{verb} {step}")
+            last = step.partition(":")[0]
             bar.set_description_str(f"{verb} {step}")
 
-        yield show
+        yield with_estimate(show)
 
 
 def note(text: str) -> None:
