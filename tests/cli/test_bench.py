@@ -117,7 +117,7 @@ def test_results_are_replaced_only_if_asked_and_nothing_stale_stays(run: Any) ->
     assert run("bench", "model", *words).status == 0
     before = Path("bench/bench.json").read_bytes()
     told = run("bench", "model", *words).complaint
-    assert "bench has bench.json and bench.png: add --force to replace, or give another --out" in told
+    assert "bench has bench.json and bench.png: add --force to replace, or choose another name" in told
     assert Path("bench/bench.json").read_bytes() == before
     maf(0.5, features=5, blocks=2, hidden=(8,)).save("vectors")
     assert run("bench", "vectors", *words, "--force").status == 0

@@ -123,6 +123,14 @@ def test_the_table(run: Any, found: list[Any]) -> None:
     assert written.startswith("written to plan.json; plan auto uses what was measured, from\n  ")
 
 
+def test_a_plan_is_replaced_only_if_asked(run: Any, found: list[Any]) -> None:
+    Path("plan.json").write_text("mine")
+    assert "plan.json: add --force to replace" in run(*TUNE.split()).complaint
+    assert (Path("plan.json").read_text(), found) == ("mine", [])
+    assert run(*TUNE.split(), "--force").status == 0
+    assert jf.Plan.load("plan.json") == PLAN
+
+
 def test_options_reach_the_tuner(run: Any, found: list[Any]) -> None:
     threads = torch.get_num_threads()
     args = "--batch 5 --labels 2,0 --guidance 1.5 --annealed --max-deviation 0.2 --threads 1"

@@ -15,7 +15,8 @@ from jacobiflow import __version__
 from jacobiflow.cli import options as cli
 from jacobiflow.core.hardware import processor_name
 from jacobiflow.core.pictures import as_images, save_strip
-from jacobiflow.core.tables import table
+from jacobiflow.core.progress import steps
+from jacobiflow.core.tables import table, terminal_width
 from jacobiflow.flows.compare import FEWEST_RUNS, MOST_RUNS, NOISY, Row, compare
 from jacobiflow.flows.nonfinite import remedy
 from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         plans = [PLAIN, *plans]
     cli.make_folder(args.out, FILES, force=args.force)
     z = flow.noise(largest, args.decoding.seed)
-    with cli.progress("timing") as show_step:
+    with steps("timing") as show_step:
         rows, outs = compare(
             flow,
             z,
@@ -87,20 +88,20 @@ def main(argv: Sequence[str]) -> int:
             progress=show_step,
         )
     cli.remove_old(args.out, FILES)
-    files, threads = FILES[:1], torch.get_num_threads()
+    files, threads = ["bench.json"], torch.get_num_threads()
     setting = f"{processor_name(z.device)}, {threads} threads, torch {torch.__version__}"
     if as_images(z.new_empty(1, *flow.data_shape)) is not None:
         title = f"{args.flow.model}: the same noise by every method. {setting}"
         strip = [(caption([r for r in rows if r.plan == name]), outs[name].x) for name in plans]
         save_strip(strip, args.out / "bench.png", title=title)
-        files = FILES
+        files.append("bench.png")
     doc = asdict(args.flow) | asdict(args.decoding) | asdict(args.guidance) | {"repeats": args.repeats}
     doc |= {"machine": processor_name(z.device), "threads": threads, "device": str(z.device)}
     doc |= {"versions": {"jacobiflow": __version__, "torch": torch.__version__}}
     doc |= {"rows": [asdict(row) for row in rows]}
     text = f"{show(rows)}\n\nmedians of {FEWEST_RUNS} to {args.repeats} alternating runs on\n{setting}\n"
     text += f"written to {args.out}: {', '.join(files)}\n\n"
-    text += textwrap.fill(conclusion(rows, plans), cli.terminal_width())
+    text += textwrap.fill(conclusion(rows, plans), terminal_width())
     cli.report(doc, text, as_json=args.json, file=args.out / "bench.json")
     worst = max(rows, key=lambda row: row.nonfinite)
     return cli.exit_status("bench", worst.nonfinite, worst.batch, remedy(guidance, z.dtype))

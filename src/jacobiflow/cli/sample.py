@@ -20,6 +20,7 @@ from jacobiflow.core.results import Status
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.nonfinite import remedy
 from jacobiflow.flows.plans import PLANS
+from jacobiflow.flows.residual import PROBES
 from jacobiflow.jobs.sampling import Format, Samples, Settings, draw
 
 LARGE_JOB = 100_000  # samples that are drawn as a large job without --format
@@ -113,6 +114,9 @@ def draw_small(args: Args) -> int:
     cli.make_folder(args.out, FILES, force=args.force)
     batch = min(args.n, DENOISING_BATCH if args.denoise else BATCH)
     samples = draw(asked, asked.resolve_plan(flow, batch), flow, 0, args.n, batch, check=args.check)
+    if args.decoding.tol is not None:  # a warning says if it is loose
+        z, how = flow.noise(PROBES, asked.seed), args.decoding.of_plan(args.plan or "")
+        flow.decode(z, args.plan, **how, **asked.decode_options(0, PROBES))
     files = write(samples, args.out, 10 if args.flow.labels == "0-9" and args.n >= 10 else None)
     worst = max((Status[name] for name in samples.status), key=lambda s: s.rank)
     nonfinite = samples.status["NONFINITE"]

@@ -11,6 +11,7 @@ import tyro
 
 from jacobiflow.cli import options as cli
 from jacobiflow.core.method import Plan
+from jacobiflow.core.progress import steps
 from jacobiflow.core.tables import table
 from jacobiflow.flows.auto_plan import keep
 from jacobiflow.flows.compare import NOISY
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
     if args.out.is_dir():
         raise ValueError(f"--out {args.out} is a folder: give the file to write")
     cli.make_folder(args.out.parent, [args.out.name], force=args.force)
-    with cli.progress("measuring") as show_step:
+    with steps("measuring") as show_step:
         plan = tune(
             flow, args.batch, args.max_deviation, labels=labels, guidance=guidance, progress=show_step
         )
@@ -67,13 +68,8 @@ def main(argv: Sequence[str]) -> None:
             if measured is not None:
                 measured.save(folder)
     stored = folder if args.save else keep(flow)
-    doc = {
-        "model": args.flow.model,
-        "out": str(args.out),
-        "stored": None if stored is None else str(stored),
-        "methods": [asdict(method) for method in plan],
-        **plan.about,
-    }
+    doc = plan.about | {"model": args.flow.model, "out": str(args.out)}
+    doc |= {"stored": stored and str(stored), "methods": [asdict(method) for method in plan]}
     text = f"{show(plan)}\n\nwritten to {args.out}"
     if stored is not None:
         text += f"; plan auto uses what was measured, from\n  {stored}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from time import perf_counter
 from typing import Any
@@ -51,6 +52,25 @@ def with_estimate(show: Callable[[str], None]) -> Callable[[str], None]:
         show(text)
 
     return shown
+
+
+@contextmanager
+def steps(verb: str) -> Iterator[Callable[[str], None]]:
+    """A function that shows each step of the work and the time left.
+
+    It writes in one place on a terminal, a line per step elsewhere. Steps differ before a colon.
+    """
+    last = ""
+    with tqdm(bar_format="{desc} [{elapsed}]", leave=False, disable=None) as bar:
+
+        def show(step: str) -> None:
+            nonlocal last
+            if bar.disable and step.partition(":")[0] != last:
+                print(f"{verb} {step}", file=sys.stderr, flush=True)
+            last = step.partition(":")[0]
+            bar.set_description_str(f"{verb} {step}")
+
+        yield with_estimate(show)
 
 
 @cache

@@ -16,6 +16,7 @@ from torch import Tensor
 import jacobiflow
 from jacobiflow.cli import options as cli
 from jacobiflow.core.processes import World, leave_process_group
+from jacobiflow.core.progress import steps
 from jacobiflow.core.tables import table
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
@@ -313,7 +314,7 @@ def work(job: Job) -> None:
     doc, texts, files = dict(about), [], []
     for name in job.studies:
         study = STUDIES[name]
-        with cli.progress(f"{name}:") as show:
+        with steps(f"{name}:") as show:
             result = study.measure(job, show)
         doc[name] = (
             {"plans": [plan.to_dict() for plan in result]} if isinstance(result, list) else result.to_dict()
