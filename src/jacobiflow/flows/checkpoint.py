@@ -28,6 +28,7 @@ from torch import Tensor
 from jacobiflow.core.files import check_plain, checksum, read_text, write_atomically, write_text
 from jacobiflow.core.records import RecordError, build, parse_json
 from jacobiflow.core.results import JacobiflowError
+from jacobiflow.core.suggest import did_you_mean
 from jacobiflow.flows import calibration, profile
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.families import find_family, upgrade
@@ -180,8 +181,9 @@ def _find(source: str | Path, revision: str | None) -> tuple[Path, str | None]:
         return _download(source, revision)
     elif not there:
         known = ", ".join(bundled_names()) or "none installed: pip install jacobiflow-models"
+        hint = did_you_mean(name, bundled_names())
         raise CheckpointError(
-            f"no model {name!r}: give a bundled name ({known}), a checkpoint folder or a hub id"
+            f"no model {name!r}{hint}: give a bundled name ({known}), a checkpoint folder or a hub id"
         )
     if revision is not None:
         raise CheckpointError(f"revision belongs to hub ids; {name!r} is on this machine")

@@ -9,8 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jacobiflow.core.description import description
+from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.tarflow import TarFlow
+
+PLAIN = "plain loop"  # its name beside those of plans
+
+
+def has_plain_loop(flow: Flow, guidance: Guidance) -> bool:
+    """Whether `plain_tarflow` decodes this flow."""
+    return type(flow) is TarFlow and not flow.config.volume_preserving and not guidance.weight
 
 
 @torch.inference_mode()

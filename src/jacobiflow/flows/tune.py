@@ -18,6 +18,7 @@ from jacobiflow.core.method import Init, Plan
 from jacobiflow.flows.arguments import as_int, instance
 from jacobiflow.flows.auto_plan import MARGIN, Choice, choices, deviation_bound, entry_of, keep, pick
 from jacobiflow.flows.calibration import calibrate
+from jacobiflow.flows.compare import agree
 from jacobiflow.flows.cost_model import Clock
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
@@ -46,11 +47,11 @@ class Trial:
         """The median of its runs."""
         return statistics.median(self.times) if self.times else math.nan
 
-    def about(self) -> dict[str, Any]:
-        """As plain data."""
+    def about(self, exact: Trial) -> dict[str, Any]:
+        """As plain data; exact: sequential decoding, beside which it was timed."""
         numbers = {"predicted": self.predicted, "seconds": self.seconds, "deviation": self.deviation}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        return {"methods": [asdict(m) for m in self.plan], **finite}
+        return {"methods": [asdict(m) for m in self.plan], "stable": agree(exact.times, self.times), **finite}
 
 
 @torch.no_grad()
@@ -101,6 +102,7 @@ def tune(
         "seconds": best.seconds,
         "sequential_seconds": exact.seconds,
         "speedup": exact.seconds / best.seconds,
+        "stable": agree(exact.times, best.times),
         "predicted_speedup": exact.predicted / best.predicted,
         "deviation": best.deviation,
         "rows": rows,
@@ -113,7 +115,7 @@ def tune(
         "guidance": asdict(guide),
         "max_deviation": bound,
     }
-    about = {"setting": setting, "measured": measured, "tried": [t.about() for t in tried]}
+    about = {"setting": setting, "measured": measured, "tried": [t.about(exact) for t in tried]}
     return Plan(best.plan.methods, about=about)
 
 
@@ -179,19 +181,20 @@ class _Race:
         answer = self.flow.from_sequence(solve(self.stack, self.z, exact.plan.methods))
         unit, exact.deviation = deviation_unit(self.flow, answer), 0.0
         racers = [exact]
-        for trial in others:
-            progress(f"plan {len(racers)} of at most {RACERS}")
+        for i, trial in enumerate(others):
+            progress(f"the deviation of plan {i + 1} of {len(others)}")
             x = self.flow.from_sequence(solve(self.stack, self.z, trial.plan.methods))
             trial.deviation = deviation(x, answer, unit)
             if trial.deviation <= MARGIN * bound and len(racers) <= RACERS:
                 racers.append(trial)
-        progress("the race")
         fewest, most = TURNS
         with torch_single_threaded(self.z[: self.batch]):
-            while len(exact.times) < fewest or (
-                len(exact.times) < most and sum(exact.times) < ENOUGH_SECONDS
-            ):
-                self.turn(racers, len(exact.times))
+            for turn in range(most):
+                stable = all(agree(exact.times, t.times) for t in racers)
+                if turn >= fewest and stable and sum(exact.times) >= ENOUGH_SECONDS:
+                    break
+                progress(f"{len(racers)} plans by the clock, run {turn + 1} of at most {most}")
+                self.turn(racers, turn)
         return [exact, *(t for t in others if not math.isnan(t.deviation))]
 
     def turn(self, racers: list[Trial], number: int) -> None:

@@ -16,6 +16,7 @@ import jacobiflow
 from jacobiflow.cli import options as cli
 from jacobiflow.core import tables
 from jacobiflow.core.processes import World, leave_process_group
+from jacobiflow.core.progress import steps
 from jacobiflow.core.records import as_json
 from jacobiflow.flows.checkpoint import load
 from jacobiflow_lab.analysis.redundancy import OFFSETS
@@ -165,7 +166,7 @@ def work(args: Args, world: World, task: Task, studies: tuple[str, ...]) -> None
     doc, texts, files = dict(about), [], []
     for name in studies:
         item = STUDIES[name]
-        with cli.progress(f"{name}:") as show:
+        with steps(f"{name}:") as show:
             task.session.note = show
             result = item.run(task)
         doc[name] = as_json(result.data)
