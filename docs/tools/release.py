@@ -36,7 +36,7 @@ def run(*command: object, cwd: Path = ROOT) -> str:
 def problems(
     name: str, metadata: Message, files: set[str], sources: set[str], expected: set[str], changelog: str
 ) -> list[str]:
-    """What is wrong with a distribution: metadata, files of the wheel, and paths of the source distribution."""
+    """What is wrong with metadata, files of the wheel, and paths of the source distribution."""
     found = [f"no {field}" for field in FIELDS if not metadata.get(field)]
     body = str(metadata.get_payload())
     found += [
