@@ -24,7 +24,7 @@ def test_the_bundled_models() -> None:
     lines = repr(found).splitlines()
     assert lines[0].split() == list(bundled.HEAD)
     assert len(lines) == 2 + len(found)
-    assert max(map(len, lines)) <= 84
+    assert max(map(len, lines)) <= 80
     assert all(m.quality in line for m, line in zip(found, lines[2:], strict=True))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from jacobiflow.adapters.inverter import KERNELS, Solution, TransformInverter
 from jacobiflow.adapters.module_state import State, only_original
 from jacobiflow.adapters.recognise import verify
 from jacobiflow.adapters.transform_spec import Declined, NothingToGain, TransformSpec
+from jacobiflow.flows.weights import tensors_of
 
 FEW_PASSES = 2  # of an original inverse that leaves nothing to save
 
@@ -25,19 +26,25 @@ FEW_PASSES = 2  # of an original inverse that leaves nothing to save
 class Tally:
     """What has run so far."""
 
-    calls: Counter[str] = field(default_factory=Counter)  # by what ran
-    reasons: Counter[str] = field(default_factory=Counter)  # why the original ran
+    calls: dict[str, int] = field(default_factory=dict)  # by what ran
     rows: int = 0  # that were solved
     passes_saved: float = 0.0
     last: str = ""  # what ran last
+    reason: str = ""  # why that was the original
 
     def count(self, ran: str, reason: str = "", rows: int = 0, saved: float = 0.0) -> None:
         """Add a call."""
-        self.last = ran
-        self.calls[ran] += 1
-        self.reasons.update([reason] if reason else [])
+        self.last, self.reason = ran, reason
+        self.calls[ran] = self.calls.get(ran, 0) + 1
         self.rows += rows
         self.passes_saved += saved
+
+
+Original = Callable[[Tensor], Any]
+
+
+def _nothing(x: Tensor) -> None:
+    """What most callers do after the solution."""
 
 
 class Patch:
@@ -45,8 +52,8 @@ class Patch:
 
     method: ClassVar[str]
 
-    def __init__(self, owner: Any, tol: float) -> None:
-        self.owner, self.tol, self.tally = owner, tol, Tally()
+    def __init__(self, owner: Any, tol: float, tally: Tally | None = None) -> None:
+        self.owner, self.tol, self.tally = owner, tol, tally or Tally()
         before = vars(owner).get(self.method)  # set on the object, not by its class
         self.before: Any = before.before if isinstance(before, Patch) else before
         self.shared: TransformInverter | None = None
@@ -100,8 +107,8 @@ class Patch:
 
     def pass_on(self, transform: Any, patch: type[Patch]) -> Any:
         """Accelerate a transform that the owner has made, with the owner's inverter."""
-        made = patch(transform, self.tol)
-        made.shared, made.tally = self.inverter(), self.tally
+        made = patch(transform, self.tol, self.tally)
+        made.shared = self.inverter()
         made.install()
         return transform
 
@@ -118,7 +125,7 @@ class Patch:
             return race.ORIGINAL, obstacle
         ways = (self.tally.last,) if self.tally.last in inverter.ways else inverter.ways
         if self.tally.last == race.ORIGINAL:
-            return race.ORIGINAL, self.tally.reasons.most_common(1)[0][0]
+            return race.ORIGINAL, self.tally.reason
         return " or ".join(ways), "" if KERNELS in ways else inverter.slower()
 
     def _pack(self, state: State) -> bool:
@@ -128,14 +135,14 @@ class Patch:
             return False
 
     def solved(
-        self, z: Tensor, context: Tensor | None, original: Callable[[Tensor], Any]
+        self, z: Tensor, context: Tensor | None, original: Original, finish: Original = _nothing
     ) -> tuple[Tensor, Tensor] | None:
         """x [n, T] with z [n, T] = f(x), and log |dx/dz| [n]. None: call the original, because ours does not
         apply or is not faster.
 
-        original: the original for z, whose time is measured.
+        original: the original for z. finish: what the caller does with x. Their times are measured.
         """
-        way, found = self._attempt(z, context, original)
+        way, found = self._attempt(z, context, original, finish)
         if not isinstance(found, Solution):
             self.tally.count(race.ORIGINAL, found)
             return None
@@ -151,18 +158,17 @@ class Patch:
         return found.x, found.log_det
 
     def _attempt(
-        self, z: Tensor, context: Tensor | None, original: Callable[[Tensor], Any]
+        self, z: Tensor, context: Tensor | None, original: Original, finish: Original, way: str | None = None
     ) -> tuple[str, Solution | str]:
-        """What ran, and the solution; or why the original must run."""
+        """What ran, and the solution; or why the original must run. way: the one to take, if it is known."""
         try:
             inverter = self.inverter()
         except Declined as reason:
             return race.ORIGINAL, str(reason)
-        given = (z,) if context is None else (z, context)
-        tensors = (*given, *self.module.parameters())
-        gradients = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        given = chain((z, *(() if context is None else (context,))), tensors_of(self.module))
+        gradients = torch.is_grad_enabled() and any(t.requires_grad for t in given)
         key = (inverter.signature, len(z).bit_length(), gradients, z.dtype, z.device, torch.get_num_threads())
-        way = race.winner(key)
+        way = way or race.winner(key)
         if way == race.ORIGINAL:
             return way, "it is as fast"
         state = State(self.parts())
@@ -174,7 +180,7 @@ class Patch:
                 return race.ORIGINAL, "its masks are not autoregressive in any order"
             if not inverter.fits(z, context):
                 return race.ORIGINAL, "inputs or context of another shape, dtype or device"
-            chosen = way if way in inverter.ways else self._race(key, z, context, original, gradients)
+            chosen = way if way in inverter.ways else self._race(key, z, context, original, finish, gradients)
             if chosen == race.ORIGINAL:
                 return chosen, "it is as fast"
             return chosen, inverter.solve(z, context, self.tol, chosen)
@@ -186,36 +192,38 @@ class Patch:
         key: Hashable,
         z: Tensor,
         context: Tensor | None,
-        original: Callable[[Tensor], Any],
+        original: Original,
+        finish: Original,
         gradients: bool,
     ) -> str:
         """The fastest way for these rows, gradients included."""
-        inverter = self.inverter()
-        spec = inverter.spec
         weights = [p for p in self.module.parameters() if p.requires_grad]
 
-        def one_pass(z: Tensor) -> Any:
-            block = inverter.bind(context)
-            return block.sweep(z.unsqueeze(-1), z.unsqueeze(-1))
-
-        def work(method: Callable[[Tensor], Any]) -> race.Work:
+        def timed(run: Original) -> race.Work:
             def once() -> None:
                 leaf = z.detach().requires_grad_(gradients)
-                found = method(leaf)
+                found = run(leaf)
                 if gradients:
                     total = sum(t.sum() for t in (found if isinstance(found, tuple) else (found,)))
                     torch.autograd.grad(total, [leaf, *weights], allow_unused=True)
 
             return once
 
-        def ours(way: str) -> Callable[[Tensor], Any]:
-            return lambda z: inverter.solve(z, context, self.tol, way)[:2]
+        def ours(way: str, z: Tensor) -> tuple[Tensor, Tensor]:
+            _, found = self._attempt(z, context, original, finish, way)
+            assert isinstance(found, Solution)
+            finish(found.x)
+            return found.x, found.log_det
 
-        ways = {way: work(ours(way)) for way in inverter.ways}
-        return race.run(key, ways, work(original), work(one_pass), spec.passes)
+        def one_pass(z: Tensor) -> tuple[Tensor, Tensor]:
+            block, x = self.inverter().bind(context), z.unsqueeze(-1)
+            return block.sweep(x, x)
+
+        ways = {way: timed(partial(ours, way)) for way in self.inverter().ways}
+        return race.run(key, ways, timed(original), timed(one_pass), self.inverter().spec.passes)
 
     def solved_batch(
-        self, y: Tensor, context: Tensor | None, original: Callable[[Tensor], Any]
+        self, y: Tensor, context: Tensor | None, original: Original, finish: Original = _nothing
     ) -> tuple[Tensor, Tensor] | None:
         """As `solved` for y [..., T] and context [..., C], whose leading dimensions broadcast."""
         shape, rows = y.shape, None
@@ -228,7 +236,8 @@ class Patch:
             if len(rows) > 1:  # one row is the context of all
                 rows = context.expand(*batch, -1).reshape(-1, context.shape[-1])
         flat = y.expand(shape).reshape(-1, shape[-1])
-        solution = self.solved(flat, rows, lambda z: original(z.view(shape)))
+        by_rows = ((lambda z, run=run: run(z.view(shape))) for run in (original, finish))
+        solution = self.solved(flat, rows, *by_rows)
         return None if solution is None else (solution[0].view(shape), solution[1].view(shape[:-1]))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Inverse(Patch):
         return lambda x: (small._call(x), log_det()), lambda z: (small._inverse(z), -log_det())
 
     def __call__(self, y: Tensor) -> Tensor:
-        solution = self.solved_batch(y, _bound(self.owner)[1], self.original())
+        solution = self.solved_batch(y, _bound(self.owner)[1], self.original(), self.owner._call)
         if solution is None or solution[0].shape != y.shape:
             return self.original()(y)  # type: ignore[no-any-return]
         self.owner._call(solution[0])

@@ -91,7 +91,7 @@ class Inverse(Patch):
 
     def install(self) -> None:
         super().install()
-        LogDet(self.owner, self.tol).install()
+        LogDet(self.owner, self.tol, self.tally).install()
 
     def __call__(self, y: Tensor) -> Tensor:
         (context,) = self.owner.meta.args

@@ -21,6 +21,7 @@ import tyro
 from tqdm import tqdm
 
 from jacobiflow.core import records
+from jacobiflow.core.files import write_text
 from jacobiflow.core.method import Init
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
@@ -128,7 +129,7 @@ class GuidanceOptions:
     """Attention temperature of the unconditional branch."""
 
     def for_flow(self, flow: Flow, labels: str | None, backend: Backend | None = None) -> Guidance:
-        """Guidance as the flow takes it; raises if flow or backend do not support it or it does nothing."""
+        """Guidance as the flow takes it; raises if it is not supported there, or changes nothing."""
         guidance = Guidance(
             weight=self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp
         )
@@ -277,7 +278,7 @@ def report(doc: dict[str, Any], text: str, *, as_json: bool, file: Path | None =
     """Print `text` for people or `doc` for programs; `file` gets `doc` in either case."""
     plain = json.dumps(records.as_json(doc), indent=2, allow_nan=False)
     if file is not None:
-        file.write_text(f"{plain}\n", encoding="utf-8")
+        write_text(file, f"{plain}\n")
     print(plain if as_json else text)
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from jacobiflow.core.files import read_text
+from jacobiflow.core.files import read_text, write_text
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.core.warn import warn_once
@@ -205,7 +205,7 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
         try:
-            Path(path).write_text(self.to_json(), encoding="utf-8")
+            write_text(Path(path), self.to_json())
         except (OSError, ValueError) as error:
             raise PlanError(f"cannot write the plan {path}: {error}") from None
 

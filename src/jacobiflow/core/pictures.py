@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from jacobiflow.core.files import write_bytes
 from jacobiflow.core.results import nonfinite_rows
 
 if TYPE_CHECKING:
@@ -66,20 +67,32 @@ def image_grid(x: Tensor, *, columns: int, gap: int = 1) -> Image.Image:
 
 
 def save_images(
-    x: Tensor, path: str | Path | BytesIO, *, columns: int | None = None, gap: int = 1, zoom: int = 2
+    x: Tensor, path: str | Path, *, columns: int | None = None, gap: int = 1, zoom: int = 2
 ) -> None:
     """Write samples in [-1, 1] as one PNG, row by row, enlarged `zoom` times.
 
     x: images [N, C, H, W], or square grey ones as vectors [N, H * W].
     columns: default: about as many as rows.
     """
+    write_bytes(Path(path), sheet_bytes(x, columns=columns, gap=gap, zoom=zoom))
+
+
+def sheet_bytes(x: Tensor, *, columns: int | None = None, gap: int = 1, zoom: int = 2) -> bytes:
+    """The PNG that `save_images` writes."""
     images = as_images(x)
     if images is None or not len(images):
         raise ValueError(f"samples of shape {list(x.shape)} are no images: save the numbers, as np.save does")
     columns = columns or min(MOST_COLUMNS, math.ceil(math.sqrt(len(images))))
     picture = image_grid(images, columns=columns, gap=gap)
     size = (picture.width * zoom, picture.height * zoom)
-    picture.resize(size, resample=0).save(path, format="PNG")  # 0: the nearest pixel
+    return png_bytes(picture.resize(size, resample=0))  # 0: the nearest pixel
+
+
+def png_bytes(picture: Image.Image) -> bytes:
+    """The content of a PNG file."""
+    stream = BytesIO()
+    picture.save(stream, "png")
+    return stream.getvalue()
 
 
 def save_strip(
@@ -110,4 +123,4 @@ def save_strip(
         top += strip.shape[0] + gap
         draw.text((4, top), caption, fill="black", font=font)
         top += line
-    sheet.crop((0, 0, width, top)).save(path)
+    write_bytes(Path(path), png_bytes(sheet.crop((0, 0, width, top))))

@@ -6,7 +6,6 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -180,13 +179,11 @@ class Decoded:
         save_images(self.x, path, columns=columns)
 
     def _repr_png_(self) -> bytes | None:
-        from jacobiflow.core.pictures import SHOWN, as_images, save_images
+        from jacobiflow.core.pictures import SHOWN, as_images, sheet_bytes
 
-        file = BytesIO()
         if as_images(self.x[:1]) is None or not len(self.x):
             return None
-        save_images(self.x[:SHOWN], file)
-        return file.getvalue()
+        return sheet_bytes(self.x[:SHOWN])
 
 
 @dataclass(frozen=True, kw_only=True)

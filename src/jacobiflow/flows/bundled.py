@@ -36,7 +36,7 @@ class Models(tuple[Bundled, ...]):
 
     def __repr__(self) -> str:
         rows = [
-            (m.name, m.family, m.data, str(m.length), str(m.classes), f"{m.parameters / 1e6:.3g}M", m.quality)
+            (m.name, m.family, m.data, str(m.length), str(m.classes), f"{m.parameters / 1e6:.2g}M", m.quality)
             for m in self
             if not m.problem
         ]

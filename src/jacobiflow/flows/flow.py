@@ -40,7 +40,7 @@ from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.nonfinite import warn_of_nonfinite
 from jacobiflow.flows.plans import resolve_plan
 from jacobiflow.flows.profile import Profile
-from jacobiflow.flows.residual import checked
+from jacobiflow.flows.residual import PROBES, checked, warn_if_loose
 from jacobiflow.flows.weights import Group, MemoModule, WeightMemo, digest, tensors_of
 from jacobiflow.kernels.backend import Backend, bind
 from jacobiflow.kernels.threads import torch_single_threaded
@@ -91,6 +91,7 @@ class Flow(nn.Module, ABC):
         self._version = 0  # of the weights
         self._fingerprint = (-1, "")  # of the weights of that version
         self.auto_plans: dict[Any, Plan] = {}  # what "auto" chose, by setting
+        self._probed: set[Any] = set()  # settings with a tol by hand whose residual was looked at
 
     # What a family defines
 
@@ -273,18 +274,19 @@ class Flow(nn.Module, ABC):
             to a tight one.
         watch: called after every sweep with a `Sweep`, its x in the order of the data, so that
             `from_sequence` makes a picture of it.
-        warn: give one RuntimeWarning if samples are not finite, with their number and what to do. False is
-            for callers that look at `stats` themselves.
+        warn: give one RuntimeWarning if samples are not finite, with their number and what to do, and one per
+            setting if the given tol leaves large residuals. False is for callers that look at `stats`.
         """
         arguments.tensor("z", z, next(self.parameters()))
         if tuple(z.shape[1:]) != self.latent_shape:
             raise ValueError(f"z must be [N, {_dims(self.latent_shape)}], not {list(z.shape)}")
         self._refuse_type("z", z)
+        given = tol
         if differentiable and tol is None and plan in (None, "uniform", "selective"):
             plan, tol = plan or "selective", GRADIENT_TOL[z.dtype]
         guide = Guidance.of(guidance)
         self.refuse_nonfinite()
-        self._condition(len(z), labels, context)  # raises if they do not fit
+        condition = self._condition(len(z), labels, context)
         methods = self.plan(
             plan,
             tol=tol,
@@ -306,10 +308,11 @@ class Flow(nn.Module, ABC):
         residual = None
         if check:
             with torch.no_grad():
-                again, _ = self._encode(seq.detach(), self._condition(len(z), labels, context), guide)
+                again, _ = self._encode(seq.detach(), condition, guide)
             stats, residual = checked(stats, z, again.reshape(z.shape))
         if warn:
             warn_of_nonfinite(x, z, guide)
+            self._probe(given, methods, z, x, condition, guide)
         found = Stats(blocks=stats, seconds=seconds, residual=residual, plan=methods)
         return Decoded(x=x, log_det=log_det, stats=found)
 
@@ -330,6 +333,25 @@ class Flow(nn.Module, ABC):
             seq, log_det = x, log_det + slope
             stats.append(out.stats.blocks[0])
         return seq, log_det, tuple(stats)
+
+    def _probe(
+        self,
+        tol: float | None,
+        plan: Plan,
+        z: Tensor,
+        x: Tensor,
+        condition: Tensor | None,
+        guidance: Guidance,
+    ) -> None:
+        """Look at the residual of a few samples where tol is given by hand, once per setting."""
+        if not tol or not len(z) or (plan, guidance) in self._probed:
+            return
+        self._probed.add((plan, guidance))
+        z, x = z[: min(PROBES, len(x))].detach(), x[:PROBES].detach()
+        condition = None if condition is None else condition[: len(z)]
+        with torch.no_grad():
+            again, _ = self._encode(self.to_sequence(x), condition, guidance)
+        warn_if_loose(tol, z, again.reshape(z.shape))
 
     @property
     def sequence_shape(self) -> tuple[int, int]:
@@ -420,15 +442,13 @@ class Flow(nn.Module, ABC):
         """
         z = self.noise(n, seed, generator=generator)
         size = max(n, 1) if batch_size is None else arguments.as_int("batch_size", batch_size, 1)
-        self._condition(n, labels, context)  # raises if they do not fit
+        condition = self._condition(n, labels, context)
         guide = Guidance.of(guidance)
-        if labels is not None:  # some of the batches may have no labels
-            guide.refuse_idle(labels, self.num_classes)
         if plan in (None, "auto") and tol is None and init is None:  # the same plan for every batch
             some = slice(min(n, size))
             auto = {"context": _part(context, some, 2), "guidance": guide, "backend": backend}
             plan, max_deviation = self.plan("auto", max_deviation=max_deviation, n=some.stop, **auto), None
-        parts = []
+        parts: list[Decoded] = []
         with progress_bar(desc="sampling", unit=" samples", total=n, disable=not progress) as bar:
             for rows in (slice(i, i + size) for i in range(0, max(n, 1), size)):
                 label = _part(labels, rows, 1)
@@ -440,11 +460,13 @@ class Flow(nn.Module, ABC):
                     tol=tol,
                     init=init,
                     max_deviation=max_deviation,
-                    guidance=Guidance() if label is not None and guide.idle(label) else guide,
+                    guidance=guide,
                     on_failure=on_failure,
                     backend=backend,
                     warn=False,
                 )
+                if not parts and out.stats.plan is not None:
+                    self._probe(tol, out.stats.plan, z, out.x, condition, guide)
                 parts.append(replace(out, x=self.denoise(out.x, labels=label)) if denoise else out)
                 bar.update(len(out.x))
         found = joined(parts)

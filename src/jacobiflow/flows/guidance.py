@@ -51,9 +51,8 @@ class Guidance:
 
     def idle(self, labels: int | Tensor | None) -> bool:
         """Whether it would double the cost and change nothing: both branches are the same."""
-        if not self.weight or self.attn_temp != 1:
-            return False
-        return labels is None or bool((torch.as_tensor(labels) == -1).all())
+        unlabelled = labels is None or (isinstance(labels, int) and labels == -1)
+        return unlabelled and self.weight != 0 and self.attn_temp == 1
 
     def refuse_idle(self, labels: int | Tensor | None, classes: int) -> None:
         """Raise if it would change nothing; classes: those that the flow knows."""

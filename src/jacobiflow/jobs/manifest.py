@@ -78,7 +78,7 @@ class Job:
         It is computed once and stored, so that a later version may write plans in another format.
         """
         asked = asdict(self.settings)
-        for name in ("plan", "tol", "init", "batch", "shard"):  # their resolved values count
+        for name in ("plan", "tol", "init", "batch", "shard", "max_memory"):  # what they became counts
             del asked[name]
         made = {"plan": _methods(self.plan), "batch": self.batch, "shard": self.shard}
         return replace(self, digest=_checksum(asked | made | {"weights": self.weights, "dtype": self.dtype}))
@@ -140,6 +140,7 @@ class Job:
     def compare(self, other: Settings, weights: str, folder: Path) -> None:
         """Raise if the settings or the model differ from this job's."""
         mine, its = asdict(self.settings), asdict(other)
+        mine["max_memory"] = its["max_memory"]
         for name in ("batch", "shard"):  # the value that "auto" became is accepted too
             mine[name] = its[name] if its[name] == getattr(self, name) else mine[name]
         if _same_plan(mine["plan"], its["plan"]):
@@ -167,6 +168,7 @@ def versions(device: torch.device) -> dict[str, str]:
         machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     return {
         "jacobiflow": __version__,
+        "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "transformer": kernels_version(),

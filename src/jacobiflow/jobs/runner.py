@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from jacobiflow.core.files import write_atomically
+from jacobiflow.core.files import write_atomically, write_errors
 from jacobiflow.core.hardware import out_of_memory
 from jacobiflow.core.processes import StopKey, World, leave_process_group
 from jacobiflow.core.progress import progress_bar
@@ -131,7 +131,7 @@ def _make(job: Job, flow: Flow, folder: Path, shard: Shard, batch: int) -> None:
         batch = -(-batch // 2)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    with _write_errors(folder):
+    with write_errors(folder):
         finish(
             folder,
             shard,
@@ -141,17 +141,6 @@ def _make(job: Job, flow: Flow, folder: Path, shard: Shard, batch: int) -> None:
             nonfinite=shard.nonfinite(samples.x),
             versions=versions(next(flow.parameters()).device),
         )
-
-
-@contextmanager
-def _write_errors(folder: Path) -> Iterator[None]:
-    """An error of the file system as one line."""
-    try:
-        yield
-    except OSError as error:
-        raise JobError(
-            f"cannot write into {folder}: {error.strerror}: fix that and rerun the command to resume"
-        ) from None
 
 
 def _close(job: Job, folder: Path, made: int) -> Outcome:
@@ -170,8 +159,8 @@ def _close(job: Job, folder: Path, made: int) -> Outcome:
                 nonfinite += len(record.nonfinite)
                 smaller += record.batch < job.batch
 
-    with _write_errors(folder):
-        write_atomically(folder / SUMS, write_sums)
+    with write_errors(folder):
+        write_atomically(folder / SUMS, write_sums, partial=folder / PARTIAL)
         shutil.rmtree(folder / PARTIAL)
     ends = {s.name: status[s.name] for s in STATUSES if status[s.name]}
     return Outcome(job, made, ends, nonfinite, smaller)

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from jacobiflow.core.files import read_text, sync, write_bytes
-from jacobiflow.core.pictures import as_images, to_pixels
+from jacobiflow.core.pictures import as_images, png_bytes, to_pixels
 from jacobiflow.core.records import parse_json
 from jacobiflow.core.results import Status, nonfinite_rows
 from jacobiflow.jobs.sampling import Format
@@ -83,9 +83,7 @@ def _png_files(x: Tensor, names: list[str], labels: Tensor | None) -> list[bytes
     assert images is not None
     contents = []
     for pixels in to_pixels(images):
-        stream = io.BytesIO()
-        Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(stream, "png")
-        contents.append(stream.getvalue())
+        contents.append(png_bytes(Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)))
     if labels is not None:
         rows = [f"{Path(n).name},{label}" for n, label in zip(names, labels.tolist(), strict=False)]
         contents.append("\n".join(["file_name,label", *rows, ""]).encode())

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from jacobiflow.core.hardware import require_memory
+from jacobiflow.core.files import remove_leftovers
+from jacobiflow.core.hardware import memory_limit, require_memory
 from jacobiflow.core.locks import Lock
 from jacobiflow.core.processes import World
 from jacobiflow.flows.checkpoint import load
@@ -59,6 +60,7 @@ def start(
         if fingerprint(flows[0]) != job.weights:
             raise JobError(f"{model} is another model here than where the first process runs")
         locks.enter_context(Lock(folder)).shared()
+    locks.enter_context(memory_limit(ask(flows[0]).max_memory))  # what does not fit is decoded in parts
     return job, flows[0]
 
 
@@ -105,8 +107,7 @@ def _resume(old: Job, flow: Flow, asked: Settings, folder: Path) -> Job:
 def clear(folder: Path) -> None:
     """Make the folders of a job and remove what a killed one was writing; the folder must be locked."""
     shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-    for left in (path for name in (FILE, SUMS) for path in folder.glob(f".{name}.*")):
-        left.unlink(missing_ok=True)
+    remove_leftovers(folder)
     for name, mode in ((PARTIAL, 0o700), (SHARDS, 0o777), (RECORDS, 0o777)):
         (folder / name).mkdir(mode=mode, exist_ok=True)
         if (folder / name).is_symlink():

@@ -28,6 +28,7 @@ class BlockSweeps:
 
     width: int | None  # of its windows; 1 is sequential, None the whole sequence
     mean: float  # over samples
+    error: float  # its standard error; 0 for one sample
     batch_max: float  # of the slowest sample of a batch, mean over batches
     largest: int
     bound: int  # T - 1: the most that sweeps over the whole sequence can take
@@ -90,6 +91,7 @@ def sweeps(
         BlockSweeps(
             width=method.width,
             mean=float(own.mean()),
+            error=float(own.std() / len(own) ** 0.5) if len(own) > 1 else 0.0,
             batch_max=float(most),
             largest=int(own.max()),
             bound=length - 1,
