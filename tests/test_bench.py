@@ -139,6 +139,14 @@ def test_the_rungs_of_a_ladder_give_the_same_sample() -> None:
     assert max((x - plain[0]).abs().max() for x, _ in (windows, calibrated)) < 0.05
 
 
+def test_a_ladder_is_measured_on_the_model_that_is_named(tmp_path: Path) -> None:
+    tarflow(0.25, blocks=2).float().save(tmp_path)
+    rows = ladder.sections(str(tmp_path))["ladder-mnist"].rows(1)
+    assert rows[0]["over_the_plain_loop"] == 1
+    assert [row["evaluations_in_series"] for row in rows][:3] == [30] * 3
+    assert rows[1]["deviation"] == 0
+
+
 def test_the_map_names_the_fastest_method() -> None:
     cell = {"length": 65, "sequential": 64.0, "whole": 10.0, "windows": {"8": 1.0, "32": 4.0}}
     assert regimes.window_sweeps(4, 65, 8) == 4 + 2 * 64 / 8
