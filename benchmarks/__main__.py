@@ -57,7 +57,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs/bench")
     args = parser.parse_args()
     known = SECTIONS | ladder.sections(args.model)
-    asked = {name: [s for s in known if s == name or s.startswith(f"{name}-")] for name in args.sections}
+    groups = {name: [s for s in known if s.startswith(f"{name}-")] for name in args.sections}
+    asked = {name: [name] if name in known else found for name, found in groups.items()}
     unknown = [name for name, found in asked.items() if not found]
     if unknown or args.repeats < 1:
         parser.error(f"no section is called {unknown[0]}" if unknown else "--repeats must be 1 or more")
