@@ -98,7 +98,7 @@ def show(plan: Plan) -> str:
     return (
         f"{table(rows)}\n\n"
         "per block, next to the noise first: 1 is sequential, else width/tolerance;\n"
-        "T is the whole sequence, p and z begin at the block's input and at zeros.\n"
+        "T is the whole sequence, p and z begin at the block's input and at zeros, m is mixed precision.\n"
         "Plans without seconds deviate too much or were not promising.\n\n"
         f"* on fresh noise in batches of {setting['batch']}: {measured['seconds']:.4f} s, sequential "
         f"{measured['sequential_seconds']:.4f} s, {gain}\n"
@@ -116,4 +116,5 @@ def short_name(method: dict[str, Any]) -> str:
     if method["width"] == 1:
         return "1"
     guess = {"previous": "p", "zeros": "z", "noise": "n"}.get(method["init"], "")
-    return f"{method['width'] or 'T'}/{method['tol']:g}{guess}"
+    mixed = "m" if method.get("precision") == "mixed" else ""
+    return f"{method['width'] or 'T'}/{method['tol']:g}{guess}{mixed}"
