@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -31,6 +31,7 @@ class Claim:
     holds_if: str  # the rule in words
     limit: float = 1.0
     numbers: dict[str, str]  # places in the data of the item, by name
+    headline: list[str] = field(default_factory=list)  # the numbers of the summary
     tests: list[list[Term]]
     needs: str = ""  # a number without which nothing can be told
     reason: str  # a template: why it does not hold, with places in the data
@@ -93,7 +94,7 @@ def why_open(tests: list[Test]) -> str:
 
 def judge_claims(docs: Mapping[str, Docs]) -> list[Doc]:
     """Every claim on every model that it was measured on."""
-    described = ("name", "item", "text", "paper", "holds_if", "ours")
+    described = ("name", "item", "text", "paper", "holds_if", "ours", "headline")
     found = []
     for claim in CLAIMS:
         rows = docs.get(claim.item, {})
