@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from jacobiflow.data.pictures import as_images, save_strip
+from jacobiflow.data.pictures import as_images, image_grid, save_strip
 from jacobiflow_lab.analysis.convergence import Convergence
 from jacobiflow_lab.analysis.memory import Memory
 from jacobiflow_lab.analysis.redundancy import Redundancy, Variant
@@ -43,6 +44,7 @@ STYLE: Any = {
     "figure.titlesize": 13,
 }
 DPI = 120
+WIDTH_INCHES = 11.0  # of a row of grids
 
 
 class Sheet:
@@ -310,3 +312,22 @@ def save_against_tau(
             ax.set_ylabel(f"{label} (lower is better)", color=RED)
             ax.set_ylim(bottom=0 if min(*values, exact) >= 0 else None)
         sheet.figure.legend(handles=lines, loc="outside lower center", ncols=5)
+
+
+def save_grids(
+    path: str | Path, panels: Mapping[str, Tensor], *, columns: int, across: int, title: str = ""
+) -> None:
+    """Grids of uint8 pictures beside each other, each under its name."""
+    across = min(across, len(panels))
+    pages = {
+        name: np.asarray(image_grid(pixels / 127.5 - 1, columns=columns).convert("RGB"))
+        for name, pixels in panels.items()
+    }
+    height, width, _ = next(iter(pages.values())).shape
+    size = (WIDTH_INCHES / across, WIDTH_INCHES / across * height / width + 0.4)
+    with Sheet(path, rows=-(-len(pages) // across), columns=across, size=size, title=title) as sheet:
+        for ax in sheet.axes.flat:
+            ax.set_axis_off()
+        for ax, (name, picture) in zip(sheet.axes.flat, pages.items(), strict=False):
+            ax.imshow(picture, interpolation="nearest")
+            ax.set_title(name)

@@ -7,12 +7,11 @@ hold, and does not hold if one fails. Tests about numbers that were not measured
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
+from jacobiflow_lab.paper.paper_items import read_toml
 from jacobiflow_lab.paper.schema import Doc, Docs, fill, find
 
 Numbers = dict[str, Any]
@@ -125,9 +124,8 @@ def verdict_word(entry: Doc | None) -> str:
 
 
 def _claims() -> list[Claim]:
-    text = (files("jacobiflow_lab.paper") / "claims.toml").read_text(encoding="utf-8")
     found = []
-    for name, fields in tomllib.loads(text).items():
+    for name, fields in read_toml("claims.toml").items():
         fields["holds_if"] = fields["holds_if"].format(limit=fields.get("limit"))
         fields |= {key: tuple(fields.get(key, ())) for key in ("printed", "models")}
         found.append(Claim(name=name, **fields))
