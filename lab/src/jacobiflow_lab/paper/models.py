@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from jacobiflow.core.method import Init
@@ -79,6 +79,7 @@ class Scale:
     taus: tuple[float, ...] = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
     inits: tuple[Init | None, ...] = ("zeros", "previous")  # the paper's first; None: the flow's default
     offsets: tuple[int, ...] = (1, 2, 5)  # nearest predecessors that are masked
+    seconds_per_image: float = 0.2  # of Inception and of drawing it, for the estimate of the remaining time
     random: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {
             # One block of the paper's AFHQ configuration: all eight have the same shape.
@@ -87,6 +88,16 @@ class Scale:
             "random-cifar": {"image_size": 32, "patch_size": 2, "width": 256, "layers_per_block": 2},
         }
     )
+
+    def sized(self, samples: int | None) -> Scale:
+        """The same with this many samples everywhere; None: as it is."""
+        return replace(self, samples=samples, few=samples, small=samples) if samples else self
+
+    def scoring_minutes(self, model: str, methods: int, more: int = 0) -> float:
+        """An estimate for the samples of so many of the paper's methods, and of so many others."""
+        full = (self.samples or 50_000) if model in self.judged else self.small
+        few = min(self.few or full, full)
+        return (methods * full + more * few) * self.seconds_per_image / 60
 
 
 SCALES: dict[str, Scale] = {
