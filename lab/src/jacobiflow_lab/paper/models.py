@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from jacobiflow.core.method import Init
+from jacobiflow_lab.paper.paper_items import read_toml
 
 ScaleName = Literal["cpu", "paper"]
 
@@ -22,31 +23,7 @@ class Model:
     restricted: bool = False  # the data are CC BY-NC: pictures need the attribution, and are in no package
 
 
-MODELS = {
-    m.name: m
-    for m in (
-        Model(name="mnist", recipe="mnist", beside="", hours=10),
-        Model(name="cifar10", recipe="cifar10", beside="CIFAR-10", hours=8),
-        Model(name="cifar10-cpu", recipe="cifar10-cpu", beside="CIFAR-10", hours=1.1, small=True),
-        Model(name="cifar100-cpu", recipe="cifar100-cpu", beside="CIFAR-100", hours=0.75, small=True),
-        Model(
-            name="afhq-cat64-cpu",
-            recipe="afhq-cat64-cpu",
-            beside="AFHQ",
-            hours=0.75,
-            small=True,
-            restricted=True,
-        ),
-        Model(name="cifar10-paper", recipe="cifar10-paper", beside="CIFAR-10", hours=100),
-        Model(name="cifar100-paper", recipe="cifar100-paper", beside="CIFAR-100", hours=100),
-        Model(name="afhq256", recipe="afhq256", beside="AFHQ", hours=1000, restricted=True),
-        Model(name="mnist-maf", recipe="mnist-maf", beside="binary MNIST", hours=0.2, small=True),
-        Model(name="ising-16", recipe="ising", beside="Ising", hours=0.1, small=True),
-        Model(name="ising-maf", recipe="ising-maf", beside="Ising", hours=0.1, small=True),
-        Model(name="random-afhq", beside="AFHQ"),
-        Model(name="random-cifar", beside="CIFAR-10"),
-    )
-}
+MODELS = {name: Model(name=name, **fields) for name, fields in read_toml("models.toml").items()}
 
 
 @dataclass(frozen=True, kw_only=True)
