@@ -68,6 +68,7 @@ class Args:
     """auto, cpu, cuda, cuda:1, ..."""
     out: Path = Path("out")
     """Folder for JSON and pictures."""
+    force: cli.Force = False
     json: bool = False
     """Print JSON instead of tables."""
 
@@ -122,7 +123,7 @@ def prepare(args: Args, world: World) -> tuple[Task, tuple[str, ...]]:
     cli.refuse_context(flow, "jacobiflow_lab.analysis")
     labels = cli.label_cycle(args.labels, flow.num_classes)
     flow.plan("uniform", tol=args.tol, init=args.init)  # raises if tol is wrong
-    cli.make_folder(args.out)
+    cli.make_folder(args.out, [f"{name}.json" for name in studies], force=args.force)
     batch = min(args.batch, args.n)
     scale = Scale(
         name="cpu",
