@@ -248,8 +248,9 @@ class TransformInverter:
         )
         out = decode(block, z, method, compact_at=COMPACT_AT if z.numel() > COMPACT_FROM_NUMBERS else 0)
         stats = out.stats.blocks[0]
-        most = int(max(stats.sweeps if way == FULL else stats.evaluated, default=0))
-        passes = most if way == FULL else most / length
+        passes = (
+            float(stats.sweeps.max() if way == FULL else stats.evaluated.max() / length) if len(z) else 0.0
+        )
         lost = (~out.x.isfinite()).flatten(1).any(1).nonzero()[:, 0]
         if not len(lost):
             return Solution(out.x, out.log_det, 0, passes)
