@@ -145,7 +145,8 @@ def test_many_observations_at_once(model: str, sweeps: list[Any]) -> None:
     """sbi's `sample_batched`: every transform is solved once for all observations and samples."""
     one = jf.accelerate(posterior(model))
     x = torch.randn(20, 5)
-    draws = one.sample_batched((30,), x, show_progress_bars=False, reject_outside_prior=False)
+    options = {"show_progress_bars": False, "reject_outside_prior": False, "max_sampling_batch_size": 1000}
+    draws = one.sample_batched((30,), x, **options)
     assert draws.shape == (30, 20, 5)
     assert [len(out.x) for out in sweeps] == [600, 600]
     assert draws.isfinite().all()
@@ -162,7 +163,7 @@ def test_one_bad_observation_delays_nobody(sweeps: list[Any]) -> None:
             x = transform.inverse(z, context)[0]
     rest = torch.arange(40) != 7
     assert x[7].isnan().all()
-    assert torch.equal(x[rest], good[rest])
+    torch.testing.assert_close(x[rest], good[rest], atol=1e-11, rtol=1e-11)
     before, after = (out.stats.blocks[0].sweeps for out in sweeps)
     assert torch.equal(before[rest], after[rest])
 
@@ -170,25 +171,20 @@ def test_one_bad_observation_delays_nobody(sweeps: list[Any]) -> None:
 def test_samples_with_log_probabilities_take_the_fewest_passes(sweeps: list[Any]) -> None:
     """None with C kernels and without gradients, where the original takes one per feature and one more."""
     torch.manual_seed(0)
-    flow = perturb(zuko.flows.NSF(6, 3, transforms=2, hidden_features=(16,)))
-    passes: list[int] = []
+    flow, passes = perturb(zuko.flows.NSF(6, 3, transforms=2, hidden_features=(16,))), list[int]()
     for lazy in flow.transform.transforms:
-        lazy.hyper[0].register_forward_hook(lambda *_: passes.append(1))
+        lazy.hyper[0].__class__ = counting(type(lazy.hyper[0]), passes)
     c, counts, found = torch.randn(4, 3), [], []
-    for _ in range(2):
-        torch.manual_seed(1)
+    for change in (jf.restore, jf.accelerate):
+        change(flow)
         with torch.no_grad():
+            flow(c).sample()  # packs the weights
+            passes.clear()
+            torch.manual_seed(1)
             found.append(flow(c).rsample_and_log_prob((5,)))
         counts.append(len(passes))
-        for lazy in flow.transform.transforms:
-            lazy.hyper[0]._forward_hooks.clear()
-        jf.accelerate(flow)
-        passes.clear()
-        for lazy in flow.transform.transforms:
-            layer = lazy.hyper[0]
-            layer.__class__ = counting(type(layer), passes)
     assert counts == [2 * 7, 0]
-    assert len(sweeps) == 2
+    assert len(sweeps) == 4
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
 
