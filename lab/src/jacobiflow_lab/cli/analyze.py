@@ -72,6 +72,7 @@ class Args:
     """auto, cpu, cuda, cuda:1, ..."""
     out: Path = Path("out")
     """Folder for JSON and pictures."""
+    force: cli.Force = False
     json: bool = False
     """Print JSON instead of tables."""
 
@@ -289,7 +290,7 @@ def prepare(args: Args, world: World) -> Job:
     cli.refuse_context(flow, "jacobiflow_lab.analysis")
     labels = cli.parse_labels(args.labels, args.n, flow.num_classes)
     flow.plan("uniform", tol=args.tol, init=args.init)  # raises if tol is wrong
-    cli.make_folder(args.out)
+    cli.make_folder(args.out, [f"{name}.json" for name in studies], force=args.force)
     return Job(args, studies, source, flow, flow.noise(args.n, args.seed), labels, world)
 
 
@@ -320,6 +321,7 @@ def work(job: Job) -> None:
             {"plans": [plan.to_dict() for plan in result]} if isinstance(result, list) else result.to_dict()
         )
         text = json.dumps(about | {name: doc[name]}, indent=2, allow_nan=False) + "\n"
+        cli.remove_old(args.out, [file for file, *_ in study.pictures])
         (args.out / f"{name}.json").write_text(text, encoding="utf-8")
         files.append(f"{name}.json")
         for file, draw, title in study.pictures:

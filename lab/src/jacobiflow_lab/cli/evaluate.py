@@ -79,8 +79,8 @@ class Args:
     """Let guidance grow along the sequence."""
     attn_temp: float = 1.0
     """Attention temperature of the unconditional branch."""
-    denoise: bool = True
-    """Remove the noise of training, if there was any, from samples."""
+    no_denoise: bool = False
+    """Keep the noise of training in samples. Default: it is removed, if there was any."""
     noise: Annotated[
         Literal["gaussian", "dequantize", "binary", "none"] | None, tyro.conf.arg(metavar="NOISE")
     ] = None
@@ -229,7 +229,7 @@ def measure(args: Args, flow: Flow, images: Images | None, world: World) -> Meas
             tol=args.tol,
             labels=labels,
             guidance=guide(args),
-            denoise=args.denoise,
+            denoise=not args.no_denoise,
             noise=args.noise,
             seed=args.seed,
             batch=args.batch or 64,
