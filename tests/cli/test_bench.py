@@ -132,7 +132,7 @@ def test_results_are_replaced_only_if_asked_and_nothing_stale_stays(run: Any) ->
         ("model --repeats 0", "--repeats must be 1 or more, not 0"),
         ("model --seed -1", "--seed must be 0 or more, not -1"),
         ("model --guidance inf", "weight must be finite"),
-        ("model --guidance 1", "changes nothing without labels: add --labels"),
+        ("model --guidance 1", "changes nothing at attn_temp 1: add --labels"),
         ("vectors --guidance 1", "guidance is for TarFlow"),
         ("model --threads 0", "--threads must be 1 or more, not 0"),
         ("model --plan auto --tol 0.1", "auto carries its own"),

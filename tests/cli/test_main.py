@@ -73,6 +73,10 @@ def test_what_is_off_needs_no_flag_that_says_so(run: Any) -> None:
     assert "--training.no-flip" in run("train", "mnist-cpu", "--help").out  # a recipe may say either
 
 
+def test_flags_say_what_they_do(run: Any) -> None:
+    assert "--no-denoise Keep the noise of training" in " ".join(run("evaluate", "--help").out.split())
+
+
 def test_help_uses_a_wide_terminal(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = run("bench", "--help").out
     monkeypatch.setenv("COLUMNS", "160")

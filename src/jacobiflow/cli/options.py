@@ -131,9 +131,8 @@ class GuidanceOptions:
         guidance = Guidance(self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp)
         with torch.no_grad():
             flow.bound_blocks(1, guidance=guidance, backend=backend)
-        if labels in (None, "none") and guidance.idle(None):
-            fix = "--labels or " if flow.num_classes else ""
-            raise ValueError(f"--guidance changes nothing without labels: add {fix}--attn-temp 1.5")
+        fix = "add --labels or --attn-temp 1.5" if flow.num_classes else "add --attn-temp 1.5"
+        guidance.refuse_idle(None if labels in (None, "none") else 0, fix)
         return guidance
 
 

@@ -15,7 +15,6 @@ from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.results import Decoded, Stats, nonfinite_rows
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.plain_loop import PLAIN, plain_tarflow
-from jacobiflow.flows.tarflow import TarFlow
 from jacobiflow.kernels.backend import Backend
 
 FEWEST_RUNS, MOST_RUNS = 3, 15  # of each plan
@@ -42,8 +41,7 @@ class Row:
     @property
     def summary(self) -> str:
         """The worst status in plain words, with the number of samples if they are not finite."""
-        count = f"{self.nonfinite:,} " if self.nonfinite else ""
-        return count + self.status.lower().replace("_", " ")
+        return f"{self.nonfinite:,} " * bool(self.nonfinite) + self.status.lower().replace("_", " ")
 
     @property
     def gain(self) -> str:
@@ -93,9 +91,8 @@ def compare(
         for run in range(repeats):
             for name in names:
                 progress(f"batch {batch}, run {run + 1} of at most {repeats}: {name}")
-                outs[name] = _decode(
-                    flow, z[:batch], name, backend=backend, **options(name), **condition(batch)
-                )
+                given = options(name) | condition(batch)
+                outs[name] = _decode(flow, z[:batch], name, backend=backend, **given)
                 seconds[name].append(outs[name].stats.seconds)
             if all(agree(seconds[names[0]], seconds[name]) for name in names):
                 break
@@ -106,16 +103,14 @@ def compare(
 def _decode(flow: Flow, z: Tensor, name: str, **options: Any) -> Decoded:
     if name != PLAIN:
         return flow.decode(z, name, warn=False, **options)
-    assert isinstance(flow, TarFlow), "the caller asks `has_plain_loop`"
     began = perf_counter()
     x = plain_tarflow(flow, z, options.get("labels"))
+    x.sum().item()  # waits for the device
     stats = Stats(blocks=(), seconds=perf_counter() - began)
     return Decoded(x=x, log_det=x.new_full((len(x),), math.nan), stats=stats)
 
 
-def _row(
-    name: str, outs: dict[str, Decoded], seconds: dict[str, list[float]], baseline: Sequence[float]
-) -> Row:
+def _row(name: str, outs: dict[str, Decoded], seconds: dict[str, list[float]], base: Sequence[float]) -> Row:
     out, time = outs[name], statistics.median(seconds[name])
     off = (out.x - outs["sequential"].x).abs().double()
     off = off[off.isfinite()]  # `status` tells of samples that have no finite answer
@@ -123,8 +118,8 @@ def _row(
         plan=name,
         batch=len(out.x),
         seconds=time,
-        speedup=statistics.median(baseline) / time,
-        stable=agree(baseline, seconds[name]),
+        speedup=statistics.median(base) / time,
+        stable=agree(base, seconds[name]),
         sweeps=tuple(b.sweeps.double().mean().item() for b in out.stats.blocks),
         largest=off.max().item() if len(off) else math.nan,
         mean=off.mean().item(),

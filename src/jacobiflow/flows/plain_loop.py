@@ -22,7 +22,7 @@ def has_plain_loop(flow: Flow, guidance: Guidance) -> bool:
 
 
 @torch.inference_mode()
-def plain_tarflow(flow: TarFlow, z: Tensor, labels: Tensor | None = None) -> Tensor:
+def plain_tarflow(flow: Flow, z: Tensor, labels: Tensor | None = None) -> Tensor:
     """Sequential decoding as the public code does it: one position per step, keys and values concatenated.
 
     It uses torch's attention, and has no cost beyond the concatenation. A flow whose network is not the

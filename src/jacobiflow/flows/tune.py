@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.block import Block
 from jacobiflow.core.hardware import processor_name
 from jacobiflow.core.method import Init, Plan
 from jacobiflow.flows.arguments import as_int, instance
@@ -28,8 +27,7 @@ from jacobiflow.kernels.threads import torch_single_threaded
 ROWS = 64  # fresh samples, at least, that every plan is verified on
 SEED = 2**31 - 3  # of that noise
 RACERS = 6  # plans, beside sequential decoding, that are timed
-TURNS = 5, 21  # the fewest and the most runs of each plan
-ENOUGH_SECONDS = 1.5  # of sequential decoding, after which the fewest turns do
+FEWEST_TURNS, MOST_TURNS = 5, 21  # runs of each plan; they end when all speed-ups are stable
 SHARES = (1.0, 0.5, 0.2)  # of the bound that candidates spend
 
 
@@ -88,7 +86,7 @@ def tune(
     rows = batch * math.ceil(ROWS / batch)
     labels, context = _in_turn(labels, rows), _in_turn(context, rows)
     flow.bound_blocks(rows, labels=labels, context=context, guidance=guide)  # raises if they do not fit
-    guide.refuse_idle(labels, flow.num_classes)
+    guide.refuse_idle(labels)
     if flow.guesses() is None:
         calibrate(flow, progress=progress)
     if entry_of(flow, guide) is None:
@@ -121,9 +119,7 @@ def tune(
 
 def _in_turn(values: Any, rows: int) -> Any:
     """Rows of labels [k] or context [k, C] in turn; a single label or context stays as it is."""
-    many = (
-        isinstance(values, Tensor) and values.ndim == (2 if values.is_floating_point() else 1) and len(values)
-    )
+    many = isinstance(values, Tensor) and values.ndim == 1 + values.is_floating_point() and len(values)
     return values[torch.arange(rows, device=values.device) % len(values)] if many else values
 
 
@@ -187,13 +183,11 @@ class _Race:
             trial.deviation = deviation(x, answer, unit)
             if trial.deviation <= MARGIN * bound and len(racers) <= RACERS:
                 racers.append(trial)
-        fewest, most = TURNS
         with torch_single_threaded(self.z[: self.batch]):
-            for turn in range(most):
-                stable = all(agree(exact.times, t.times) for t in racers)
-                if turn >= fewest and stable and sum(exact.times) >= ENOUGH_SECONDS:
+            for turn in range(MOST_TURNS):
+                if turn >= FEWEST_TURNS and all(agree(exact.times, t.times) for t in racers):
                     break
-                progress(f"{len(racers)} plans by the clock, run {turn + 1} of at most {most}")
+                progress(f"{len(racers)} plans by the clock, run {turn + 1} of at most {MOST_TURNS}")
                 self.turn(racers, turn)
         return [exact, *(t for t in others if not math.isnan(t.deviation))]
 
@@ -201,7 +195,7 @@ class _Race:
         """One batch by every plan."""
         first = number * self.batch % len(self.z)
         rows = torch.arange(first, first + self.batch, device=self.z.device)
-        stack: list[Block] = [block.select(rows) for block in self.stack]
+        stack = [block.select(rows) for block in self.stack]
         for trial in racers:
             began = self.clock()
             solve(stack, self.z[rows], trial.plan.methods)

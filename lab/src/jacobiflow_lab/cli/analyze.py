@@ -167,6 +167,7 @@ def work(args: Args, world: World, task: Task, studies: tuple[str, ...]) -> None
     doc, texts, files = dict(about), [], []
     for name in studies:
         item = STUDIES[name]
+        cli.remove_old(args.out, [old.name for old in args.out.glob(f"{name}*.png")])
         with steps(f"{name}:") as show:
             task.session.note = show
             result = item.run(task)

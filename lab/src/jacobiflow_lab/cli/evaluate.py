@@ -80,8 +80,8 @@ class Args:
     tol: Annotated[float | None, tyro.conf.arg(metavar="TOL")] = None
     """Tolerance of blocks that are swept. Default: the model's."""
     guidance: GuidanceOptions
-    denoise: bool = True
-    """Remove the noise of training, if there was any, from samples."""
+    no_denoise: bool = False
+    """Keep the noise of training in samples. Default: it is removed, if there was any."""
     noise: Annotated[
         Literal["gaussian", "dequantize", "binary", "none"] | None, tyro.conf.arg(metavar="NOISE")
     ] = None
@@ -238,7 +238,7 @@ def measure(args: Args, flow: Flow, images: Images | None, world: World) -> Meas
             tol=args.tol,
             labels=labels,
             guidance=args.guidance.for_flow(flow, args.labels),
-            denoise=args.denoise,
+            denoise=not args.no_denoise,
             noise=args.noise,
             seed=args.seed,
             batch=args.batch or 64,
