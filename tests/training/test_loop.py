@@ -284,7 +284,7 @@ def test_what_a_run_leaves(finished):
 def test_the_model_is_the_averaged_flow(finished, recipe):
     out, log = finished
     subject = trainer(recipe, out, model={"volume_preserving": True}, epochs=4, ema=0.5)
-    assert subject.resume() == 20
+    assert subject.state.load() == 20
     loaded = jf.load(out / "model")
     assert same(weights(loaded), weights(subject.result))
     assert not same(weights(loaded), weights(subject.flow))

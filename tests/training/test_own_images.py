@@ -13,7 +13,7 @@ from PIL import Image
 import jacobiflow as jf
 from jacobiflow.cli.main import main
 from jacobiflow.data.sources import DataConfig, DataError, survey
-from jacobiflow.training.own_images import recipe_for
+from jacobiflow.training.recipe import recipe_for
 
 CPU = torch.device("cpu")
 

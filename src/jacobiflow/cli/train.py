@@ -13,8 +13,7 @@ from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.tables import listing
 from jacobiflow.data.sources import DataConfig
 from jacobiflow.training.log import last
-from jacobiflow.training.own_images import recipe_for
-from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_names
+from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_for, recipe_names
 from jacobiflow.training.train import train
 
 Model = TypeVar("Model")

@@ -400,12 +400,14 @@ class Flow(nn.Module, ABC):
     def fingerprint(self) -> str:
         """Identifies config and weights; the same for every dtype and device.
 
-        Fields of the config at their default do not count, so that a new field changes no fingerprint.
+        Fields of the config at their default do not count, so that a new field changes no fingerprint. The
+        noise of training does not count either: decoding does not depend on it.
         """
         version = self.refuse_nonfinite()
         if self._fingerprint[0] != version:
             tensors = {name: t.float() for name, t in self.state_dict().items()}
-            values = {f.name: (getattr(self.config, f.name), f.default) for f in fields(self.config)}
+            kept = (f for f in fields(self.config) if f.compare)
+            values = {f.name: (getattr(self.config, f.name), f.default) for f in kept}
             own = {name: value for name, (value, default) in values.items() if value != default}
             self._fingerprint = version, digest(tensors, self.family, repr(own))
         return self._fingerprint[1]

@@ -177,6 +177,7 @@ def test_bits_are_measured_as_the_flow_was_trained(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(doc))
     assert jf.load(tmp_path).config.noise is None
     assert jf.load(tmp_path).config == flow.config
+    assert jf.load(tmp_path).fingerprint() == flow.fingerprint()  # so stored plans and profiles stay valid
     assert noise_of(jf.load(tmp_path)) == "dequantize"
 
 
