@@ -28,7 +28,9 @@ SECTIONS = {
     "maf-100": Section("`mnist-maf`, 100 samples, against nflows", partial(maf.nflows_rows, n=100)),
     "zuko-maf": Section("zuko MAF, 128 features, 1000 samples", partial(maf.zuko_rows, kind="MAF")),
     "zuko-nsf": Section("zuko NSF, 128 features, 1000 samples", partial(maf.zuko_rows, kind="NSF")),
-    "auto": Section('plan="auto" of `mnist` against the best fixed plan', auto.rows),
+    "auto": Section('plan="auto" against the best named plan within the deviation', auto.rows),
+    "series": Section("network evaluations in series, one sample", auto.series),
+    "guesses": Section("whole sweeps until the error is at most 0.05, by first guess", auto.guesses),
     "memory": Section("peak memory of decoding", memory.rows),
     "operators": Section("where the time goes", operators.rows),
     "compile": Section("the backends: torch.compile against the C kernels and plain torch", compiled.rows),
@@ -55,7 +57,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs/bench")
     args = parser.parse_args()
     known = SECTIONS | ladder.sections(args.model)
-    asked = {name: [s for s in known if s == name or s.startswith(f"{name}-")] for name in args.sections}
+    groups = {name: [s for s in known if s.startswith(f"{name}-")] for name in args.sections}
+    asked = {name: [name] if name in known else found for name, found in groups.items()}
     unknown = [name for name, found in asked.items() if not found]
     if unknown or args.repeats < 1:
         parser.error(f"no section is called {unknown[0]}" if unknown else "--repeats must be 1 or more")

@@ -122,7 +122,7 @@ def median(run: Callable[[], object], repeats: int = REPEATS) -> float:
 def record(name: str, section: Section, repeats: int, folder: Path, command: str) -> None:
     """Measure one section and write its JSON."""
     print(f"{name}: {section.title}", flush=True)
-    began, others = time.perf_counter(), _others()
+    began, others = time.perf_counter(), busy_elsewhere()
     rows = section.rows(repeats)
     seconds = time.perf_counter() - began
     doc = {
@@ -132,7 +132,9 @@ def record(name: str, section: Section, repeats: int, folder: Path, command: str
         **about_machine(),
         "repeats": repeats,
         "took_seconds": round(seconds, 1),
-        "busy_elsewhere": round(max(_others() - others, 0) / seconds, 3),  # cores that others kept busy
+        "busy_elsewhere": round(
+            max(busy_elsewhere() - others, 0) / seconds, 3
+        ),  # cores that others kept busy
         "rows": [{k: _short(v) for k, v in row.items()} for row in rows],
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +166,7 @@ def _commit() -> str:
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+" if changed else "")
 
 
-def _others() -> float:
+def busy_elsewhere() -> float:
     """Seconds of processor time that other processes have had so far; 0 where nobody tells."""
     try:
         user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:5])

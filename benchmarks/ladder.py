@@ -32,7 +32,7 @@ def sections(model: str = "mnist") -> dict[str, Section]:
     """The four ladders; model: a bundled name or a checkpoint folder."""
     return {
         f"ladder-{short}{suffix}": Section(
-            f"the ladder of {name} {where}, one sample", partial(rows, name, compiled=compiled)
+            f"the ladder of {name} {where}, one sample", partial(rows, model=name, compiled=compiled)
         )
         for short, name in (("mnist", model), ("cifar", CIFAR))
         for suffix, where, compiled in (

@@ -80,6 +80,7 @@ def masked_outside() -> jf.OwnMADE:
     return jf.OwnMADE(params, ExpAffine(), T, masks=[inner, outer], activation=torch.tanh)
 
 
+GLOBAL_NET = Net(torch.arange(T))
 KINDS: dict[str, tuple[Callable[[], jf.OwnMADE], int, str]] = {
     "a module": (lambda: jf.OwnMADE(Net(ORDER), ExpAffine(), T, activation=torch.tanh), 0, "C kernels"),
     "with context": (
@@ -100,6 +101,11 @@ KINDS: dict[str, tuple[Callable[[], jf.OwnMADE], int, str]] = {
     "no activation": (lambda: jf.OwnMADE(Net(ORDER), ExpAffine(), T), 0, "full sweeps"),
     "a function": (as_function, 0, "full sweeps"),
     "a function with context": (lambda: as_function(C), C, "full sweeps"),
+    "a function with a global": (
+        lambda: jf.OwnMADE(lambda x, c: GLOBAL_NET(x), ExpAffine(), T),
+        0,
+        "full sweeps",
+    ),
     "masks apart": (masked_outside, 0, "C kernels"),
 }
 
@@ -145,6 +151,10 @@ def test_copies_have_weights_of_their_own(name: str, sweeps: list[Any]) -> None:
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ValueError, match=r"masks must have the shapes of the linear layers, \[\[27, 9\]"):
         jf.OwnMADE(Net(ORDER), ExpAffine(), T, masks=[torch.ones(2, 2)])
+    free = nn.Parameter(torch.ones(2))
+    outside = jf.OwnMADE(lambda x, c: (0 * x[..., None] + free).cumsum(1), ExpAffine(), T)
+    with pytest.raises(jf.AccelerationError, match="weights outside of modules: put them into a module"):
+        jf.accelerate(outside)
     leaking = jf.OwnMADE(lambda x, c: torch.stack((x.flip(1), x), -1), ExpAffine(), T)
     with pytest.raises(jf.AccelerationError, match="depend on later features"):
         jf.accelerate(leaking)

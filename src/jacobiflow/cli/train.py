@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from jacobiflow.cli.options import listing, note, parse, pick_device
+from jacobiflow.cli.options import note, parse, pick_device
 from jacobiflow.core.processes import World, leave_process_group
+from jacobiflow.core.tables import listing
 from jacobiflow.data.sources import DataConfig
 from jacobiflow.training.log import last
 from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_for, recipe_names

@@ -300,7 +300,7 @@ class Flow(nn.Module, ABC):
         began = time.perf_counter()
         with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()), torch_single_threaded(z):
             bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide, backend=backend)
-            guide.refuse_idle(labels, self.num_classes)
+            guide.refuse_idle(labels)
             solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
             seq, log_det, stats = self._decode(z, methods, bound, solve)
             x = self.from_sequence(seq)

@@ -16,6 +16,7 @@ import torch
 from jacobiflow.core.files import read_text
 from jacobiflow.core.noise import Noise
 from jacobiflow.core.records import RecordError, build
+from jacobiflow.core.suggest import did_you_mean
 from jacobiflow.data.sources import DataConfig, DataError, survey
 from jacobiflow.flows.families import family_of, find_family, recipe_folders
 from jacobiflow.flows.tarflow import TarFlowConfig
@@ -114,8 +115,8 @@ class Recipe:
         elif str(name_or_path) in recipe_names():
             text = recipe_files()[str(name_or_path)].read_text(encoding="utf-8")
         else:
-            known = ", ".join(recipe_names())
-            raise RecipeError(f"no recipe is called {str(name_or_path)!r}: use a TOML file or {known}")
+            known, hint = ", ".join(recipe_names()), did_you_mean(str(name_or_path), recipe_names())
+            raise RecipeError(f"no recipe is called {str(name_or_path)!r}{hint}: use a TOML file or {known}")
         try:
             return cls.from_dict(tomllib.loads(text))
         except RecursionError:

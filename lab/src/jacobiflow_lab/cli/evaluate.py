@@ -17,14 +17,21 @@ from torch import Tensor
 from tqdm import tqdm
 
 import jacobiflow
-from jacobiflow.cli.options import label_cycle, note, parse, pick_device, refuse_context, report
+from jacobiflow.cli.options import (
+    GuidanceOptions,
+    label_cycle,
+    note,
+    parse,
+    pick_device,
+    refuse_context,
+    report,
+)
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.results import Decoded
 from jacobiflow.core.tables import table
 from jacobiflow.data.sources import DataConfig, Images, Survey, load_images, survey
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.guidance import Guidance
 from jacobiflow_lab.lattice import evaluation as ising
 from jacobiflow_lab.lattice.ising import Estimate
 from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
@@ -72,16 +79,9 @@ class Args:
     """paired: the plan to compare with."""
     tol: Annotated[float | None, tyro.conf.arg(metavar="TOL")] = None
     """Tolerance of blocks that are swept. Default: the model's."""
-    guidance: float = 0.0
-    """Weight of guidance towards the labels."""
-    guide: Literal["a", "b", "ab"] = "ab"
-    """What guidance acts on: log-scale, shift or both."""
-    annealed: bool = False
-    """Let guidance grow along the sequence."""
-    attn_temp: float = 1.0
-    """Attention temperature of the unconditional branch."""
-    denoise: bool = True
-    """Remove the noise of training, if there was any, from samples."""
+    guidance: GuidanceOptions
+    no_denoise: bool = False
+    """Keep the noise of training in samples. Default: it is removed, if there was any."""
     noise: Annotated[
         Literal["gaussian", "dequantize", "binary", "none"] | None, tyro.conf.arg(metavar="NOISE")
     ] = None
@@ -176,7 +176,7 @@ def prepare(args: Args, device: torch.device) -> tuple[Flow, Images | None]:
     if ISING in names:
         ising.ising_of(flow)
         return flow, None
-    flow.bound_blocks(1, guidance=guide(args))  # raises if this flow takes no guidance
+    args.guidance.for_flow(flow, args.labels)  # raises if this flow takes no guidance
     check_request(names, args.data, args.clip, samples=args.n or IMAGES, real=args.real)
     Scorers.load(select(names), None, args.clip, device)  # one process reports what is not installed
     return flow, load_data(args, flow) if args.data else None
@@ -224,11 +224,6 @@ def compare(config: DataConfig, model: Survey) -> None:
         )
 
 
-def guide(args: Args) -> Guidance:
-    """The guidance that the options describe."""
-    return Guidance(weight=args.guidance, annealed=args.annealed, what=args.guide, attn_temp=args.attn_temp)
-
-
 def measure(args: Args, flow: Flow, images: Images | None, world: World) -> Measured:
     """Metrics of images."""
     labels: Any = "all" if args.labels == "all" else label_cycle(args.labels, flow.num_classes)
@@ -242,8 +237,8 @@ def measure(args: Args, flow: Flow, images: Images | None, world: World) -> Meas
             reference_plan=args.reference_plan,
             tol=args.tol,
             labels=labels,
-            guidance=guide(args),
-            denoise=args.denoise,
+            guidance=args.guidance.for_flow(flow, args.labels),
+            denoise=not args.no_denoise,
             noise=args.noise,
             seed=args.seed,
             batch=args.batch or 64,

@@ -13,6 +13,7 @@ from jacobiflow.core.files import read_text
 from jacobiflow.core.method import Plan
 from jacobiflow.core.records import parse_json
 from jacobiflow.training.recipe import Recipe
+from jacobiflow_lab.analysis.plots import save_grids
 from jacobiflow_lab.analysis.runtime import Clock
 from jacobiflow_lab.baselines import TrainedBaseline, load_baseline
 from jacobiflow_lab.baselines.baseline_floor import counts, shuffle_pixels
@@ -21,7 +22,6 @@ from jacobiflow_lab.baselines.training import ABOUT, Kind
 from jacobiflow_lab.metrics import Draw, Moments, as_pixels, fid_of, kid, load_inception
 from jacobiflow_lab.metrics.distributed_map import DistributedMap
 from jacobiflow_lab.metrics.samples import Scorers, collect
-from jacobiflow_lab.paper import figures
 from jacobiflow_lab.paper.models import MODELS
 from jacobiflow_lab.paper.quality import THIRDS, look, real
 from jacobiflow_lab.paper.sampling import SAMPLES_AT_ONCE, denoise, draw, to_pixels
@@ -109,7 +109,7 @@ def run(task: Task) -> Result:
             row["counts"] = counts(row, floor)
         rows.append(floor)
     path = task.picture("generators")
-    figures.grids(path, shown, columns=8, across=len(shown))
+    save_grids(path, shown, columns=8, across=len(shown))
     return Result(
         data={"rows": rows, "tau": scale.tau},
         counts={"samples": n, "real_images": known.count, "batch": batch, "timed_batches": scale.repeats},

@@ -24,7 +24,6 @@ from jacobiflow_lab.paper.session import Task
 
 EXACT = "sequential"
 THIRDS = 3  # disjoint parts of the samples that stand for the paper's three runs
-NO_CLIP = "no CLIP weights: give --clip"
 
 
 def look(task: Task, plan: Plan, n: int, *, scored: int = 0, guidance: float = 0.0) -> SampleFeatures:
