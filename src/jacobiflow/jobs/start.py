@@ -47,7 +47,7 @@ def start(
     """The job in `folder`, new or resumed, and its flow; `locks` keeps the folder locked."""
     flows: list[Flow] = []
 
-    def lead() -> Job:
+    def lead() -> tuple[Job, float]:
         old = Job.load(folder)
         revision = old.revision if old is not None and old.model == model else None
         flows.append(load(model, revision=revision, device=device))
@@ -66,15 +66,15 @@ def start(
             lock.shared()
         except OSError as error:
             raise JobError(f"--out {folder} cannot be written to: {error.strerror}") from None
-        return job
+        return job, asked.max_memory
 
-    job = world.share(lead)
+    job, gigabytes = world.share(lead)
     if not world.leader:
         flows.append(load(model, revision=job.revision, device=device))
         if fingerprint(flows[0]) != job.weights:
             raise JobError(f"{model} is another model here than where the first process runs")
         locks.enter_context(Lock(folder)).shared()
-    locks.enter_context(memory_limit(ask(flows[0]).max_memory))  # what does not fit is decoded in parts
+    locks.enter_context(memory_limit(gigabytes))  # what does not fit is decoded in parts
     return job, flows[0]
 
 
