@@ -29,6 +29,8 @@ def render(doc: dict[str, Any]) -> str:
     ]
     if "table" in doc:
         lines += ["", "### Never slower", "", *_table_lines(doc["table"])]
+    if "gradients" in doc:
+        lines += ["", "### Never slower with gradients", "", *_table_lines(doc["gradients"])]
     if "images" in doc:
         lines += ["", "### Rows without a finite inverse, measured", "", _image_lines(doc["images"])]
     if "sbi" in doc:

@@ -1,7 +1,7 @@
 """A finished run as a bundled model: `python -m benchmarks.bundle RUN NAME --recipe RECIPE --data DATA`.
 
 Stores the weights in half precision, measures what that changes, and writes the card: data, recipe,
-training log, measured figures. DATA is one of those that may be handed on, and whose cards say what they are.
+training log, measured figures. DATA is one of the data sets that may be redistributed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import jacobiflow as jf
-from jacobiflow.data.pictures import save_grid
+from jacobiflow.core.pictures import save_images
 from jacobiflow.flows.compare import compare
 from jacobiflow.training.recipe import Recipe
 
@@ -71,7 +71,7 @@ def half_precision(flow: jf.Flow, folder: Path, n: int = 64) -> dict[str, float]
     if pairs.ndim == 2:
         side = math.isqrt(pairs.shape[1])
         pairs = pairs.reshape(-1, 1, side, side)
-    save_grid(pairs, folder / "half_precision.png", columns=16)
+    save_images(pairs, folder / "half_precision.png", columns=16)
     return {"samples": n, "largest": off.max().item(), "mean": off.mean().item()}
 
 
@@ -79,7 +79,7 @@ def log_table(run: Path, dims: int) -> str:
     """Training and validation loss, an epoch a row."""
     entries = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     rows = [
-        "| epoch | step | training loss | validation loss | validation nats an image |",
+        "| epoch | step | training loss | validation loss | validation nats per image |",
         "|---|---|---|---|---|",
     ]
     for v in (e for e in entries if "validation" in e):
@@ -121,7 +121,7 @@ flow = jf.load("{name}")
 Recipe `{recipe}`: `jacobiflow train {recipe} --data.source {data.source}`. {notes}
 
 ## Training log
-Losses are nats a dimension of the noised data, over the last 400 steps for training and on 1,000 held-out
+Losses are nats per dimension of the noised data, over the last 400 steps for training and on 1,000 held-out
 images for validation.
 
 {log_table(run, dims)}

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import jacobiflow as jf
-from jacobiflow.data.pictures import save_strip
+from jacobiflow.core.pictures import save_strip
 
 ROOT = Path(__file__).parents[2]
 SHOWN = 20  # images per row

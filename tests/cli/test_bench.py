@@ -113,6 +113,7 @@ def test_the_table_says_what_the_report_says(run: Any) -> None:
         ("model --repeats 0", "--repeats must be 1 or more, not 0"),
         ("model --seed -1", "--seed must be 0 or more, not -1"),
         ("model --guidance inf", "weight must be finite"),
+        ("model --guidance 1", "changes nothing without labels: add --labels"),
         ("vectors --guidance 1", "guidance is for TarFlow"),
         ("model --threads 0", "--threads must be 1 or more, not 0"),
         ("model --plan auto --tol 0.1", "auto carries its own"),

@@ -21,8 +21,9 @@ import jacobiflow as jf
 from commands import read
 from jacobiflow.cli import main as program
 from jacobiflow.cli import models
-from jacobiflow.cli.options import _Wrapped, listing, parse_labels, pick_device, table
-from jacobiflow.flows import checkpoint
+from jacobiflow.cli.options import _Wrapped, listing, parse_labels, pick_device
+from jacobiflow.core.tables import table
+from jacobiflow.flows import bundled, checkpoint
 from jacobiflow.training.recipe import recipe_names
 from subjects import maf
 
@@ -243,20 +244,21 @@ def test_warnings_are_one_line_and_stay_inside(run: Any, monkeypatch: pytest.Mon
 def test_models_lists_recipes_and_bundled_models(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "files", lambda name: tmp_path)
-    assert "no models are bundled" in run("models").out
+    for module in (checkpoint, bundled):
+        monkeypatch.setattr(module, "files", lambda name: tmp_path)
+    assert "no models are installed" in run("models").out
     assert json.loads(run("models", "--json").out)["models"] == []
     flow = maf(1.0, features=4, hidden=(6,))
     flow.save(tmp_path / "toy")
-    count = sum(p.numel() for p in flow.parameters())
     ran = run("models")
     assert (ran.status, ran.err) == (0, "")
     assert max(map(len, ran.out.splitlines())) <= 80
-    backend = flow.sample(1, plan="sequential").stats.backend
-    assert ["toy", "maf", f"{count:,}", backend] in [line.split() for line in ran.out.splitlines()]
+    assert ran.out.startswith(f"{jf.models()!r}\n\n")
     doc = json.loads(run("models", "--json").out)
     (model,) = doc["models"]
+    count = sum(p.numel() for p in flow.parameters())
     assert (model["name"], model["family"], model["parameters"]) == ("toy", "maf", count)
+    assert model["backend"] == flow.sample(1, plan="sequential").stats.backend
     assert model["config"]["features"] == 4
     assert [r["name"] for r in doc["recipes"]] == recipe_names()
     for recipe in doc["recipes"]:

@@ -156,6 +156,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
         ("maf --guidance 1", "guidance is for TarFlow"),
         ("context", "this flow needs context, which the command line cannot give; use jf.tune in Python"),
         ("model --guidance inf", "weight must be finite"),
+        ("model --guidance 1", "changes nothing without labels: add --labels"),
         ("model --device gpu", "--device must be auto"),
         ("model --out model", "--out model is a folder: give the file to write"),
         ("model --out model/config.json/plan.json", "cannot be made"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 import re
 from pathlib import Path
@@ -13,6 +15,7 @@ import jacobiflow as jf
 from jacobiflow.core import warn
 from jacobiflow.core.records import RecordError
 from jacobiflow.flows.calibration import Calibration, calibrate
+from jacobiflow.flows.checkpoint import bundled_names
 from jacobiflow.flows.profile import Profile, deviation_unit, measure_profile
 from subjects import maf, tarflow
 
@@ -75,6 +78,20 @@ def test_changed_weights_make_the_guess_and_the_profile_void(
         assert flow.guesses() is None
     with pytest.warns(UserWarning, match="profile of this flow is of other weights"):
         assert flow.plan() == jf.Plan.sequential(2).resolved("absolute")
+
+
+def test_bundled_profiles_and_guesses_are_of_their_weights() -> None:
+    for name in bundled_names():
+        flow = jf.load(name)
+        assert flow.profile.weights == flow.calibration.weights == flow.fingerprint()
+
+
+def test_a_new_field_of_the_config_at_its_default_changes_no_fingerprint(profiled: jf.Flow) -> None:
+    more = dataclasses.make_dataclass("More", [("new", int, 0)], bases=(type(profiled.config),), frozen=True)
+    same, other = copy.deepcopy(profiled), copy.deepcopy(profiled)
+    same.config = more(**dataclasses.asdict(profiled.config))
+    other.config = more(**dataclasses.asdict(profiled.config), new=1)
+    assert same.fingerprint() == profiled.fingerprint() != other.fingerprint()
 
 
 def test_the_fingerprint_is_of_the_numbers(profiled: jf.Flow) -> None:

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import math
+import re
 import sys
 import warnings
 from dataclasses import replace
@@ -19,8 +20,8 @@ import torch
 from PIL import Image
 
 import jacobiflow as jf
+from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import World
-from jacobiflow.data.pictures import save_grid
 from jacobiflow.training import loop
 from jacobiflow.training.log import Log
 from jacobiflow.training.loop import Trainer, batches, learning_rate
@@ -293,7 +294,7 @@ def test_pictures_are_samples_of_the_fast_decoder(finished, tmp_path):
     flow = jf.load(out / "model")
     flow.calibration = None  # fitted after the last picture
     x = flow.sample(16, labels=labels, seed=0, plan="selective").x
-    save_grid(x, tmp_path / "wanted.png", columns=2)
+    save_images(x, tmp_path / "wanted.png", columns=2)
     shown = pixels(out / "samples" / "step-0000020.png")
     assert np.array_equal(shown, pixels(tmp_path / "wanted.png"))
 
@@ -348,9 +349,9 @@ def test_a_bar_on_a_terminal(train, tmp_path, monkeypatch):
     text = sys.stderr.getvalue()
     assert "10/10" in text
     assert "loss=" in text
-    assert "images/s=" in text
+    assert "rate=" in text
     assert "validation=" in text
-    assert "step=" not in text
+    assert " left" not in text  # as in the lines of a file
 
 
 def test_plain_lines_elsewhere(train, tmp_path, capsys):
@@ -358,9 +359,9 @@ def test_plain_lines_elsewhere(train, tmp_path, capsys):
     first, *lines, measuring, last = capsys.readouterr().err.splitlines()
     assert measuring == "measuring how fast sweeps converge, for plan auto"
     assert "parameters, 80 + 16 images (training + validation), 10 steps on 1 x cpu" in first
-    assert [line.partition(" ")[0] for line in lines] == ["step=5", "step=5", "step=10", "step=10"]
-    assert "loss=" in lines[0]
-    assert "rate=" in lines[0]
+    assert [line.partition(", ")[0] for line in lines] == [*["5 of 10 steps"] * 2, *["10 of 10 steps"] * 2]
+    assert re.search(r" steps/s, \d\d:\d\d left, loss=[-\d.]+, rate=[\d.e+]+$", lines[0])
+    assert re.search(r", validation=[-\d.]+$", lines[1])
     assert last == f"done; try: jacobiflow sample {tmp_path / 'model'} -n 16 --out samples"
 
 

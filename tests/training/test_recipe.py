@@ -17,12 +17,15 @@ from jacobiflow.training.recipe import Recipe, RecipeError, TrainingConfig, reci
 from jacobiflow.training.train import build_flow
 
 PAPER_SCALE = {  # size, patch, blocks, layers, width: the paper's table, for ImageNet the public TarFlow's
-    "cifar10": (32, 2, 6, 6, 256),
-    "cifar100": (32, 2, 6, 6, 256),
+    "cifar10-paper": (32, 2, 6, 6, 256),
+    "cifar100-paper": (32, 2, 6, 6, 256),
     "afhq256": (256, 8, 8, 8, 768),
     "imagenet64": (64, 2, 8, 8, 768),
 }
-CPU_SCALE = {"mnist-cpu", "cifar10-cpu", "cifar100-cpu", "afhq-cat64-cpu", "mnist-maf", "ising", "ising-maf"}
+CPU_SCALE = {
+    *("mnist", "cifar10", "mnist-cpu", "cifar10-cpu", "cifar100-cpu", "afhq-cat64-cpu", "mnist-maf"),
+    *("ising", "ising-maf"),
+}
 
 
 def test_what_is_bundled():
@@ -240,7 +243,7 @@ def test_a_wrong_file_is_one_line(tmp_path, refusal, old, new, words):
 
 
 def test_recipes_that_are_not_there(tmp_path, refusal):
-    assert "no recipe is called 'mnist': use a TOML file or afhq-cat64-cpu, " in refusal(recipe="mnist")
+    assert "no recipe is called 'minst': use a TOML file or afhq-cat64-cpu, " in refusal(recipe="minst")
     assert "cannot read the recipe" in refusal(recipe=tmp_path / "gone.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     assert "cannot read the recipe" in refusal(recipe=tmp_path / "bytes.toml")

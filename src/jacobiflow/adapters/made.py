@@ -13,12 +13,12 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from jacobiflow.adapters.maps import SoftplusSpline
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
 from jacobiflow.adapters.patch import Patch
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, variant
+from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, parts, variant
 from jacobiflow.core.bijectors import Bijector, ScaleAffine
 
 LAYERS = {"initial_layer", "blocks", "final_layer"}
@@ -32,8 +32,8 @@ class Inverse(Patch):
 
     @classmethod
     def matches(cls, item: Any) -> bool:
-        net = item._modules.get("autoregressive_net") if isinstance(item, nn.Module) else None
-        has_layers = net is not None and set(net._modules) >= LAYERS
+        net = parts(item).get("autoregressive_net")
+        has_layers = set(parts(net)) >= LAYERS
         return has_layers and all(hasattr(type(item), method) for method in METHODS)
 
     def describe(self, module: Any) -> TransformSpec:
@@ -57,7 +57,7 @@ class Inverse(Patch):
         )
 
     def __call__(self, inputs: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        solved = self.solved(inputs, context)
+        solved = self.solved(inputs, context, lambda z: self.original()(z, context))
         return self.original()(inputs, context) if solved is None else solved
 
 

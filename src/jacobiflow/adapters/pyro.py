@@ -13,16 +13,12 @@ from torch.distributions import Transform
 from jacobiflow.adapters.maps import ClampedAffine, StableAffine
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
 from jacobiflow.adapters.patch import Patch
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, variant
+from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, parts, variant
 from jacobiflow.core.bijectors import Bijector
 
 NETWORK = {"layers", "skip_layer", "f", "input_dim", "context_dim", "param_dims"}
 AFFINE = {"stable", "sigmoid_bias", "log_scale_min_clip", "log_scale_max_clip"}
 SPLINE = {"count_bins", "bound", "order"}
-
-
-def _attributes(item: Any) -> set[str]:
-    return {*vars(item), *item._modules} if isinstance(item, nn.Module) else set()
 
 
 class Inverse(Patch):
@@ -32,11 +28,11 @@ class Inverse(Patch):
 
     @classmethod
     def matches(cls, item: Any) -> bool:
-        known = _attributes(item)
+        known = parts(item)
         if not isinstance(item, Transform) or "arn" not in known:
             return False
-        is_map = known >= AFFINE or _attributes(getattr(item, "spline", None)) >= SPLINE
-        return is_map and _attributes(_bound(item)[0]) >= NETWORK
+        is_map = set(known) >= AFFINE or set(parts(known.get("spline"))) >= SPLINE
+        return is_map and set(parts(_bound(item)[0])) >= NETWORK
 
     @property
     def module(self) -> nn.Module:
@@ -79,11 +75,11 @@ class Inverse(Patch):
         return lambda x: (small._call(x), log_det()), lambda z: (small._inverse(z), -log_det())
 
     def __call__(self, y: Tensor) -> Tensor:
-        x = self.solved_batch(y, _bound(self.owner)[1])
-        if x is None or x.shape != y.shape:
+        solution = self.solved_batch(y, _bound(self.owner)[1], self.original(), self.owner._call)
+        if solution is None or solution[0].shape != y.shape:
             return self.original()(y)  # type: ignore[no-any-return]
-        self.owner._call(x)
-        return x
+        self.owner._call(solution[0])
+        return solution[0]
 
 
 class Condition(Patch):
@@ -93,8 +89,8 @@ class Condition(Patch):
 
     @classmethod
     def matches(cls, item: Any) -> bool:
-        known = _attributes(item)
-        return "nn" in known and _attributes(item.nn) >= NETWORK and not known >= SPLINE
+        known = parts(item)
+        return set(parts(known.get("nn"))) >= NETWORK and not set(known) >= SPLINE
 
     @property
     def module(self) -> nn.Module:

@@ -22,6 +22,10 @@ class Declined(Exception):
     """A transform looks familiar but cannot be accelerated. The text is the reason."""
 
 
+class NothingToGain(Declined):
+    """The inverse of a transform is fast as it is."""
+
+
 @contextmanager
 def library_mode() -> Iterator[None]:
     """Run code of another library outside inference mode: it may keep tensors for later calls."""
@@ -100,6 +104,16 @@ class TransformSpec:
         return self.networks[0]
 
     @property
+    def params(self) -> int:
+        """Parameters per feature."""
+        return self.network.rows.shape[1]
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor with the dtype and the device of the weights."""
+        return next(self.module.parameters(), torch.zeros(()))
+
+    @property
     def indexed(self) -> bool:
         """Whether the map differs between features."""
         return isinstance(self.bijector, ForeignMap) and self.bijector.features > 0
@@ -108,6 +122,11 @@ class TransformSpec:
     def resolution(self) -> float:
         """Absolute error of the elementwise inverse."""
         return self.bijector.resolution if isinstance(self.bijector, ForeignMap) else 0.0
+
+
+def parts(item: Any) -> dict[str, Any]:
+    """The attributes and submodules of a module; none of anything else."""
+    return {**vars(item), **vars(item).get("_modules", {})} if isinstance(item, nn.Module) else {}
 
 
 def variant(owner: Any, **attributes: Any) -> Any:

@@ -13,7 +13,8 @@ import tyro
 from jacobiflow import __version__
 from jacobiflow.cli import options as cli
 from jacobiflow.core.hardware import processor_name
-from jacobiflow.data.pictures import as_images, save_strip
+from jacobiflow.core.pictures import as_images, save_strip
+from jacobiflow.core.tables import table
 from jacobiflow.flows.compare import Row, compare
 from jacobiflow.flows.nonfinite import remedy
 
@@ -127,4 +128,4 @@ def show(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]
-    return cli.table([(*HEAD, "status"), *body])
+    return table([(*HEAD, "status"), *body])

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from typing import Any
 
 LAB = "jacobiflow-lab"  # the distribution of the commands that the library does not have
@@ -62,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     It is 1 where a command has done its work, but some of its samples are not finite, or it found problems.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack a letter
     if not args or args[0] in ("-h", "--help"):
         print(overview())
         return 0

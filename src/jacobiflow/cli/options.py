@@ -21,6 +21,7 @@ import tyro
 from tqdm import tqdm
 
 from jacobiflow.core import records
+from jacobiflow.core.files import write_text
 from jacobiflow.core.method import Init
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
@@ -128,14 +129,15 @@ class GuidanceOptions:
     """Attention temperature of the unconditional branch."""
 
     def for_flow(self, flow: Flow, labels: str | None, backend: Backend | None = None) -> Guidance:
-        """Guidance as the flow takes it; raises if the flow does not support it or the backend."""
+        """Guidance as the flow takes it; raises if it is not supported there, or changes nothing."""
         guidance = Guidance(
             weight=self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp
         )
         with torch.no_grad():
             flow.bound_blocks(1, guidance=guidance, backend=backend)
-        if self.guidance and labels is None and self.attn_temp == 1:
-            note("--guidance changes nothing without --labels or another --attn-temp")
+        if labels in (None, "none") and guidance.idle(None):
+            fix = "--labels or " if flow.num_classes else ""
+            raise ValueError(f"--guidance changes nothing without labels: add {fix}--attn-temp 1.5")
         return guidance
 
 
@@ -272,22 +274,11 @@ def refuse_context(flow: Flow, instead: str) -> None:
         )
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns of text; the first row is the head, all columns but the first are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in (rows[0], ["-" * width for width in widths], *rows[1:]):
-        first, *others = zip(row, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
 def report(doc: dict[str, Any], text: str, *, as_json: bool, file: Path | None = None) -> None:
     """Print `text` for people or `doc` for programs; `file` gets `doc` in either case."""
     plain = json.dumps(records.as_json(doc), indent=2, allow_nan=False)
     if file is not None:
-        file.write_text(f"{plain}\n", encoding="utf-8")
+        write_text(file, f"{plain}\n")
     print(plain if as_json else text)
 
 

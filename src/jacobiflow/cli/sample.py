@@ -14,9 +14,10 @@ import torch
 import tyro
 
 from jacobiflow.cli import options as cli
+from jacobiflow.core.files import write_atomically
 from jacobiflow.core.hardware import require_memory
+from jacobiflow.core.pictures import as_images, save_images
 from jacobiflow.core.results import Status
-from jacobiflow.data.pictures import as_images, save_grid
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.nonfinite import remedy
 from jacobiflow.flows.plans import PLANS
@@ -38,6 +39,8 @@ class JobOptions:
     """Samples per batch; auto is as memory allows."""
     shard: Annotated[int | None, cli.option("SHARD")] = None
     """Samples per shard. Default: about 1,000, and at most 64 MB."""
+    max_memory: Annotated[float, cli.option("GB")] = 0.0
+    """Memory per process; larger batches are split. Default: all that is free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,7 @@ def settings(args: Args, flow: Flow) -> Settings:
         threads=args.flow.threads or 1,
         batch=0 if job.batch == "auto" else job.batch,
         shard=job.shard or 0,
+        max_memory=job.max_memory,
         **asdict(args.decoding),
         **asdict(args.guidance),
     )
@@ -122,7 +126,7 @@ def draw_small(args: Args) -> int:
     residual = "" if samples.residual is None else f", residual {samples.residual:.2g}"
     text = (
         f"{args.n:,} samples, plan {args.plan}, backend {samples.backend}, {samples.seconds:.3f} s, "
-        f"worst status {worst.name.lower().replace('_', ' ')}{residual}, in {args.out}: {', '.join(files)}"
+        f"worst status {worst.words}{residual}, in {args.out}: {', '.join(files)}"
     )
     cli.report(doc, text, as_json=args.json)
     return cli.exit_status("sample", nonfinite, args.n, remedy(asked.guidance, samples.x.dtype))
@@ -133,12 +137,17 @@ def write(samples: Samples, folder: Path, columns: int | None) -> list[str]:
     arrays: dict[str, Any] = {"x": samples.x.numpy()}
     if samples.labels is not None:
         arrays["labels"] = samples.labels.numpy()
-    np.savez_compressed(folder / "samples.npz", **arrays)
+
+    def save(name: str) -> None:
+        with open(name, "wb") as file:
+            np.savez_compressed(file, **arrays)
+
+    write_atomically(folder / "samples.npz", save)
     images = as_images(samples.x[:SHOWN])
     if images is None:
         return ["samples.npz"]
     columns = columns or min(16, math.ceil(math.sqrt(len(images))))
-    save_grid(images, folder / "samples.png", columns=min(len(images), columns))
+    save_images(images, folder / "samples.png", columns=min(len(images), columns))
     return ["samples.png", "samples.npz"]
 
 

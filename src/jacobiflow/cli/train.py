@@ -52,7 +52,7 @@ def usage() -> str:
         "example:\n"
         "  jacobiflow train mnist-cpu --data.source mnist.npz --out runs/mnist\n"
         "on 8 GPUs of one machine:\n"
-        "  torchrun --nproc-per-node 8 -m jacobiflow.cli.main train cifar10"
+        "  torchrun --nproc-per-node 8 -m jacobiflow.cli.main train cifar10-paper"
     )
 
 

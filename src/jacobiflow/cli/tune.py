@@ -11,6 +11,7 @@ import tyro
 
 from jacobiflow.cli import options as cli
 from jacobiflow.core.method import Plan
+from jacobiflow.core.tables import table
 from jacobiflow.flows.auto_plan import keep
 from jacobiflow.flows.tune import ROWS, tune
 
@@ -96,7 +97,7 @@ def show(plan: Plan) -> str:
         )
     measured, setting = plan.about["measured"], plan.about["setting"]
     return (
-        f"{cli.table(rows)}\n\n"
+        f"{table(rows)}\n\n"
         "per block, next to the noise first: 1 is sequential, else width/tolerance;\n"
         "T is the whole sequence, p and z begin at the block's input and at zeros, m is mixed precision.\n"
         "Plans without seconds deviate too much or were not promising.\n\n"

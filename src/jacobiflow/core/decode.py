@@ -201,7 +201,7 @@ def rough_guess(
     for _ in range(min(method.max_sweeps or length, length - 1) if len(z) else 0):
         part, own, known = engine.select(rows), x[rows], z[rows, 1:]
         new, log_slope = part.inverse(known, part.params(own, 1, length - 1, None))
-        largest = changes(new, own[:, 1:], known, log_slope, method.unit or "absolute")[0].amax(1)
+        largest = changes(new, own[:, 1:], known, log_slope, method)[0].amax(1)
         x[rows, 1:] = torch.where(largest.isfinite()[:, None, None], new, own[:, 1:])
         count[rows] += 1
         rows = rows[largest > max(ROUGH_TOL, method.tol)]  # NaN is not larger
@@ -220,7 +220,7 @@ def slide(batch: Batch, results: Rows, observe: Observer) -> list[Batch]:
         look = verdict.look
         if moving is not None:
             observe(batch.rows, moving, low, batch.rows.length)
-        if verdict.overflowed or options.method.max_sweeps is not None:
+        if look.overflowed or options.method.max_sweeps is not None:
             widths = next_widths(batch.rows, verdict, batch.width, options.method, options.on_failure)
             left = [width for width in set(widths.tolist()) if width < batch.width]
             narrower += [_narrowed(batch, (widths == width).nonzero()[:, 0], width) for width in left]
@@ -246,7 +246,7 @@ def one_by_one(batch: Batch, results: Rows, observe: Observer) -> list[Batch]:
     rows, engine, length = batch.rows, batch.block.engine, batch.rows.length
     if not len(rows):
         return []
-    low, high = (int(v) for v in rows.frontier.aminmax())
+    low, high = torch.stack(rows.frontier.aminmax()).tolist()
     if low != high:
         every = sorted(set(rows.frontier.tolist()))
         return [batch.take((rows.frontier == f).nonzero()[:, 0], 1) for f in every]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from jacobiflow.core.files import read_text
+from jacobiflow.core.files import read_text, write_text
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.core.warn import warn_once
@@ -83,11 +84,20 @@ class Method:
         return replace(self, init=init, unit=unit)
 
 
+def _in_words(method: Method) -> str:
+    """The width in words; then the other fields that are set, except the unit."""
+    if method.width == 1:
+        return "sequential"
+    words = "sweeps" if method.width is None else f"window of {method.width}"
+    named = {f.name: getattr(method, f.name) for f in fields(method) if f.name not in ("width", "unit")}
+    return words + "".join(f", {name} {value}" for name, value in named.items() if value is not None)
+
+
 class PlanError(JacobiflowError, ValueError):
     """A plan that cannot be read or does not fit the flow."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """How each block is solved, the block next to the noise first.
 
@@ -98,6 +108,10 @@ class Plan:
     [1, None, None]
     >>> Plan.from_json(plan.to_json()) == plan
     True
+    >>> plan
+    Plan of 3 blocks, the one next to the noise first
+      block 0: sequential
+      blocks 1-2: sweeps, tol 0.5
     """
 
     methods: tuple[Method, ...]
@@ -108,6 +122,18 @@ class Plan:
         for i, method in enumerate(self.methods):
             if not isinstance(method, Method):
                 raise PlanError(f"Plan takes jf.Method entries; entry {i} is {method!r}")
+
+    def __repr__(self) -> str:
+        rows, first = [], 0
+        for line, run in groupby(self.in_words()):
+            last = first + len(list(run)) - 1
+            rows.append(f"  {f'block {first}' if first == last else f'blocks {first}-{last}'}: {line}")
+            first = last + 1
+        return "\n".join([f"Plan of {len(self)} blocks, the one next to the noise first", *rows])
+
+    def in_words(self) -> list[str]:
+        """Each method in a few words."""
+        return [_in_words(method) for method in self]
 
     def __iter__(self) -> Iterator[Method]:
         return iter(self.methods)
@@ -179,7 +205,7 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
         try:
-            Path(path).write_text(self.to_json(), encoding="utf-8")
+            write_text(Path(path), self.to_json())
         except (OSError, ValueError) as error:
             raise PlanError(f"cannot write the plan {path}: {error}") from None
 

@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 LINE_SECONDS = 30.0  # between lines where there is no terminal
-LINE = "{n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
+LINE = "{n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left{postfix}"
 
 
 class _Lines:
@@ -23,8 +23,8 @@ class _Lines:
 
 
 def progress_bar(**options: Any) -> tqdm[Any]:
-    """A tqdm bar with these options; without a terminal it prints a line every LINE_SECONDS."""
-    if sys.stderr.isatty():
+    """A tqdm bar with these options; without a terminal or notebook it prints a line every LINE_SECONDS."""
+    if sys.stderr.isatty() or "ipykernel" in sys.modules:
         return tqdm(dynamic_ncols=True, **options)
     options |= {"mininterval": LINE_SECONDS, "delay": LINE_SECONDS, "miniters": 1, "leave": False}
     return tqdm(file=_Lines(), bar_format=LINE, **options)

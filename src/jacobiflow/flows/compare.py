@@ -10,9 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from jacobiflow.core.method import Method, Plan
-from jacobiflow.core.results import Decoded
+from jacobiflow.core.results import Decoded, nonfinite_rows
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.nonfinite import nonfinite_rows
 from jacobiflow.kernels.backend import Backend
 
 

@@ -87,6 +87,7 @@ def tune(
     rows = batch * math.ceil(ROWS / batch)
     labels, context = _in_turn(labels, rows), _in_turn(context, rows)
     flow.bound_blocks(rows, labels=labels, context=context, guidance=guide)  # raises if they do not fit
+    guide.refuse_idle(labels, flow.num_classes)
     if flow.guesses() is None:
         calibrate(flow, progress=progress)
     if entry_of(flow, guide) is None:

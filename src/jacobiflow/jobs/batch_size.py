@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from jacobiflow.core.hardware import available_memory, out_of_memory
+from jacobiflow.core.hardware import BILLION, available_memory, out_of_memory, used_memory
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.flows.flow import Flow
 from jacobiflow.jobs.manifest import JobError
@@ -29,6 +29,8 @@ def find_batch(flow: Flow, settings: Settings, near: int) -> int:
     device = next(flow.parameters()).device
     count = min(PROBE_SAMPLES, settings.n)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory() / near
+    if settings.max_memory and device.type == "cpu":
+        free = min(free, settings.max_memory * BILLION - used_memory())
     try:
         need = _measure(flow, settings, count)
     except (MemoryError, RuntimeError) as error:
@@ -39,7 +41,7 @@ def find_batch(flow: Flow, settings: Settings, near: int) -> int:
     if fits < 1:
         raise JobError(
             f"a sample needs {need / count / 1e9:.1f} GB of memory to decode and {free / 1e9:.1f} GB "
-            "are free: use a larger machine, or set --batch"
+            "are free: use a larger machine, raise --max-memory, or set --batch"
         )
     return int(2 ** math.floor(math.log2(min(fits, MAX_BATCH))))
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 
-from jacobiflow.core.hardware import require_memory
+from jacobiflow.core.files import remove_leftovers
+from jacobiflow.core.hardware import memory_limit, require_memory
 from jacobiflow.core.locks import Lock
 from jacobiflow.core.processes import World
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.jobs.batch_size import find_batch, find_shard, sample_bytes
 from jacobiflow.jobs.manifest import FILE, Job, JobError, fingerprint, versions
-from jacobiflow.jobs.progress import finished_samples
 from jacobiflow.jobs.sampling import Settings
 from jacobiflow.jobs.shards import PARTIAL, RECORDS, SHARDS, Record
 
@@ -60,6 +60,7 @@ def start(
         if fingerprint(flows[0]) != job.weights:
             raise JobError(f"{model} is another model here than where the first process runs")
         locks.enter_context(Lock(folder)).shared()
+    locks.enter_context(memory_limit(ask(flows[0]).max_memory))  # what does not fit is decoded in parts
     return job, flows[0]
 
 
@@ -106,8 +107,7 @@ def _resume(old: Job, flow: Flow, asked: Settings, folder: Path) -> Job:
 def clear(folder: Path) -> None:
     """Make the folders of a job and remove what a killed one was writing; the folder must be locked."""
     shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-    for left in (path for name in (FILE, SUMS) for path in folder.glob(f".{name}.*")):
-        left.unlink(missing_ok=True)
+    remove_leftovers(folder)
     for name, mode in ((PARTIAL, 0o700), (SHARDS, 0o777), (RECORDS, 0o777)):
         (folder / name).mkdir(mode=mode, exist_ok=True)
         if (folder / name).is_symlink():
@@ -142,7 +142,7 @@ def _require_disk(job: Job, flow: Flow, folder: Path) -> None:
     each = sample_bytes(flow)
     if job.settings.format == "png":
         each = math.prod(flow.data_shape) // 10  # packed pixels are not smaller
-    need, free = each * (job.settings.n - finished_samples(folder, job)), shutil.disk_usage(folder).free
+    need, free = each * (job.settings.n - job.finished(folder)), shutil.disk_usage(folder).free
     if need > free:
         raise JobError(
             f"-n {job.settings.n} needs {need / 1e9:,.1f} GB more in {folder}, the disk has "

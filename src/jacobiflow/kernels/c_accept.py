@@ -1,4 +1,4 @@
-"""`accept` of core/stopping.py in C: what a sweep made final, in one call."""
+"""`accept` of core/rows.py in C: what a sweep made final, in one call."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ def accept(
         *(new.data_ptr(), log_slope.data_ptr(), cached),
     )
     low, high, count, overflowed = found.summary
-    return Verdict(here, beyond, largest, bool(overflowed), Look(low, high, count))
+    return Verdict(here, beyond, largest, Look(low, high, count, bool(overflowed)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from jacobiflow.core.files import checksum
+from jacobiflow.core.files import checksum, remove_leftovers, write_errors
 from jacobiflow.core.locks import Lock
-from jacobiflow.core.processes import StopKey, World
+from jacobiflow.core.pictures import save_images
+from jacobiflow.core.processes import StopKey, World, peers
 from jacobiflow.core.results import JacobiflowError
-from jacobiflow.data.pictures import save_grid
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Batch, prepare
 from jacobiflow.flows.flow import Flow
@@ -153,17 +154,21 @@ class Trainer:
         with ExitStack() as stack:
             world.share(lambda: self._lock(stack))
             step = self.resume()
+            if step and world.leader:
+                print(f"resuming from step {step:,}", file=sys.stderr, flush=True)
             order = batches(len(self.train), config.batch_size, config.seed, step)
             log = Log(self.out, step, self.total, tensorboard=config.tensorboard) if world.leader else None
-            with log or nullcontext(), StopKey() as stop:
+            with log or nullcontext(), StopKey() as stop, peers():
                 while step < self.total and not world.any(stop.pressed):
                     loss, norm = self.step(step, next(order))
                     step += 1
                     if log is not None:
                         log.advance(config.batch_size)
-                        self.write(step, loss, norm, log)
+                        with write_errors(self.out):
+                            self.write(step, loss, norm, log)
                 if step < self.total and world.leader:
-                    self.save(step)
+                    with write_errors(self.out):
+                        self.save(step)
             world.any(False)  # torchrun ends all processes when one fails: wait until the state is written
         if step < self.total and world.leader:
             raise TrainingError(f"stopped after step {step}: run the same command again to resume")
@@ -173,6 +178,8 @@ class Trainer:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(Lock(self.out)).exclusive()
+            for place in (self.out, *self.out.rglob("*/")):
+                remove_leftovers(place)
         except OSError as error:
             raise TrainingError(f"--out {self.out} cannot be written to: {error.strerror}") from None
 
@@ -294,7 +301,7 @@ class Trainer:
             x = x.reshape(-1, 1, side, side)
         folder = self.out / "samples"
         folder.mkdir(exist_ok=True)
-        save_grid(x, folder / f"step-{step:07d}.png", columns=columns)
+        save_images(x, folder / f"step-{step:07d}.png", columns=columns)
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ def save_state(
     if average is not None:
         tensors |= {f"average.{k}": v for k, v in average.state_dict().items()}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    about = {"step": step, "settings": settings, "checksum": checksum(tensors)}
-    meta = {"about": json.dumps(about)}
+    about = {"version": 2, "step": step, "settings": settings}
+    meta = {"about": json.dumps(about | {"checksum": checksum(tensors, json.dumps(about))})}
     write_atomically(folder / FILE, lambda path: save_file(tensors, path, metadata=meta))
 
 
@@ -53,8 +53,6 @@ def load_state(
 ) -> int:
     """Restore in place what `save_state` wrote. Returns its step, or 0 if there is no state."""
     path = folder / FILE
-    for left in folder.glob(f".{FILE}.*"):  # of a save that was killed
-        left.unlink(missing_ok=True)
     if not path.exists():
         return 0
     try:
@@ -63,7 +61,8 @@ def load_state(
             about = json.loads(f.metadata()["about"])
             _compare(folder, about["settings"], settings)
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
-        if checksum(tensors) != about["checksum"]:
+        stored = about.pop("checksum")
+        if stored != checksum(tensors, json.dumps(about) if "version" in about else ""):  # version 1: values
             raise ValueError("its checksum is wrong")
         model.load_state_dict(_part(tensors, "model."))
         if average is not None:

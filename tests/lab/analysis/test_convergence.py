@@ -74,14 +74,16 @@ def test_ratios_and_whether_they_fall() -> None:
     fast = Approach(length=9, jacobi=(1.0, 0.5, 0.1, 0.002), sequential=(1.0,) * 9)
     assert fast.ratios == pytest.approx((0.5, 0.2, 0.02))
     assert fast.ratio_falls is True
-    slow = Approach(length=9, jacobi=(1.0, 0.1, 0.05, 0.04, 0.0), sequential=(1.0,) * 9)
+    slow = Approach(length=9, jacobi=(1.0, 0.5, 0.1, 0.05, 0.04, 0.0), sequential=(1.0,) * 9)
     assert slow.ratio_falls is False
     assert slow.ratios[-1] == 0
     none = Approach(length=9, jacobi=(0.0, 0.0), sequential=(0.0,) * 9)
     assert none.ratio_falls is None
     assert math.isnan(none.ratios[0])
-    rounding = Approach(length=9, jacobi=(1.0, 0.5, 0.1, 1e-9, 9e-10, 8e-10), sequential=(1.0,) * 9)
+    rounding = Approach(length=9, jacobi=(1.0, 0.5, 0.1, 0.01, 1e-9, 9e-10, 8e-10), sequential=(1.0,) * 9)
     assert rounding.ratio_falls is True  # what comes below a millionth is left out
+    guess = Approach(length=9, jacobi=(100.0, 99.9, 40.0, 20.0), sequential=(1.0,) * 9)
+    assert guess.ratio_falls is False  # it falls only with the first sweep, which depends on the guess
 
 
 def test_plain_data_has_the_ratios() -> None:

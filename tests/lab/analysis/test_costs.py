@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import jacobiflow as jf
+from jacobiflow_lab.analysis import memory as memory_module
 from jacobiflow_lab.analysis.memory import MemoryTrialError, memory
-from jacobiflow_lab.analysis.runtime import runtime
-from jacobiflow_lab.analysis.sweeps import ProgressError, doubt, kept, progress, sweeps
+from jacobiflow_lab.analysis.runtime import runtimes
+from jacobiflow_lab.analysis.sweeps import ProgressError, kept, progress, sweeps
 from subjects import subject, tarflow
 
 
@@ -25,6 +27,7 @@ def test_sweeps_over_samples_and_of_the_slowest(name: str, plan: str) -> None:
     for layer, stats in zip(found.layers, whole, strict=True):
         count = stats.sweeps.double()
         assert layer.mean == pytest.approx(count.mean().item())
+        assert layer.error == pytest.approx(count.std().item() / 7**0.5)
         assert layer.largest == count.max()
         most = (count[:3].max() + count[3:6].max() + count[6:].max()) / 3
         assert layer.batch_max == pytest.approx(most.item())
@@ -32,17 +35,6 @@ def test_sweeps_over_samples_and_of_the_slowest(name: str, plan: str) -> None:
     if plan == "selective" and name.startswith("tarflow"):
         assert found.layers[0].mean == s.length - 1  # the first position is given
     assert found.to_dict()["layers"][0]["bound"] == s.length - 1
-
-
-def test_doubt_is_for_flows_whose_first_block_needs_few_sweeps() -> None:
-    fresh = jf.TarFlow(jf.TarFlowConfig(image_size=16, patch_size=4, width=64, blocks=2, layers_per_block=1))
-    said = doubt(sweeps(fresh, fresh.noise(2, seed=0), "uniform"))
-    assert said is not None
-    assert "first block needs only 1.0 sweeps of at most 15" in said
-    assert "untrained" in said
-    assert doubt(sweeps(fresh, fresh.noise(2, seed=0), "selective")) is None  # it is not swept there
-    trained = jf.load("mnist")
-    assert doubt(sweeps(trained, trained.noise(4, seed=0), "uniform", labels=3)) is None
 
 
 def test_a_mixed_plan_has_no_one_tolerance() -> None:
@@ -56,21 +48,32 @@ def test_a_mixed_plan_has_no_one_tolerance() -> None:
 def test_run_time_is_layers_and_the_rest() -> None:
     s = subject("tarflow-labels", torch.float32)
     said: list[str] = []
-    found = runtime(s.flow, 4, "selective", repeats=2, progress=said.append, labels=torch.arange(4) % 3)
-    assert said == ["run 1 of 2", "run 2 of 2"]
-    assert len(found.layers) == len(s.flow.blocks)
-    assert all(x.seconds > 0 for x in found.layers)
-    assert found.layers[0].sweeps == s.length - 1
-    assert found.noise > 0
-    assert found.denoising > 0  # the subject was made for noise
-    assert found.communication < 0.01  # one process has nobody to talk to
-    assert found.gathered == 4
-    assert found.total > 0
-    assert sum(found.shares) == pytest.approx(1)
-    doc = found.to_dict()
-    assert doc["other"] == pytest.approx(doc["noise"] + doc["denoising"] + doc["communication"] + doc["rest"])
-    kept_noisy = runtime(s.flow, 2, "sequential", repeats=1, denoise=False, labels=torch.zeros(2).long())
-    assert kept_noisy.denoising < found.denoising
+    plans = {"sequential": s.flow.plan("sequential"), "selective": s.flow.plan("selective")}
+    options: dict[str, Any] = {"runs": 2, "repeats": 3, "labels": torch.arange(4) % 3}
+    loop, exact, found = runtimes(s.flow, 4, plans, progress=said.append, plain=True, **options)
+    assert said == [f"batch {i} of 6" for i in range(1, 7)]
+    assert (loop["plan"], exact["plan"], found["plan"]) == ("plain loop", "sequential", "selective")
+    assert len(found["layers"]) == len(s.flow.blocks)
+    assert all(x["seconds"] > 0 for x in found["layers"])
+    assert found["layers"][0]["sweeps"] == s.length - 1
+    assert loop["layers"] == []
+    assert exact["largest"] == 0.0
+    assert loop["largest"] < 1e-3
+    assert found["noise"] > 0
+    assert found["denoising"] > 0  # the subject was made for noise
+    assert found["communication"] < 0.01  # one process has nobody to talk to
+    assert found["gathered"] == 4
+    assert sum(found["shares"]) == pytest.approx(1)
+    around = found["noise"] + found["denoising"] + found["communication"]
+    assert found["other"] == pytest.approx(around + found["rest"])
+    assert found["whole"] - found["seconds"] == pytest.approx(around)
+    assert len(found["runs"]) == len(found["whole_runs"]) == 2
+    assert found["spread"] == pytest.approx(abs(found["runs"][0] - found["runs"][1]) / 2)
+    (swept,) = runtimes(
+        s.flow, 2, {"uniform": s.flow.plan("uniform")}, denoise=False, backend="torch", repeats=1
+    )
+    assert swept["denoising"] < found["denoising"]
+    assert swept["backend"] == "torch"
 
 
 @pytest.mark.slow
@@ -78,16 +81,32 @@ def test_memory_is_that_of_the_cache_where_there_is_one() -> None:
     flow = tarflow(0.01, image_size=32, patch_size=2, width=128, blocks=1, layers_per_block=4)
     cache = 16 * 2 * 4 * 256 * 128 * 4  # keys and values of four layers, sixteen samples
     plan = jf.Plan((jf.Method(tol=100),))
-    cached, swept = memory(flow, [("sequential", True), (plan, False)], n=16, threads=1).peaks
-    assert [(p.plan, p.cache) for p in (cached, swept)] == [("sequential", True), ("plan", False)]
+    cached, swept = memory(flow, [("sequential", "all"), (plan, "none")], n=16, threads=1).peaks
+    assert [(p.plan, p.cache) for p in (cached, swept)] == [("sequential", "all"), ("plan", "none")]
     assert 0.9 * cache < cached.peak < 2 * cache
     assert 0 < swept.peak < cached.peak
     assert cached.base > 10 * 2**20  # a process with torch in it
 
 
+def test_a_cache_may_be_that_of_the_first_block_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, kept_by = tarflow(0.3, blocks=3), list[bool]()
+    real = memory_module.decode
+
+    def watched(*args: Any, cache: bool, **options: Any) -> Any:
+        kept_by.append(cache)
+        return real(*args, cache=cache, **options)
+
+    monkeypatch.setattr(memory_module, "decode", watched)
+    monkeypatch.setattr(memory_module, "_in_fresh_process", memory_module.trial)
+    for cache, wanted in (("all", [True] * 3), ("first", [True, False, False]), ("none", [False] * 3)):
+        kept_by.clear()
+        memory(flow, [("selective", cache)], n=2)  # type: ignore[list-item]
+        assert kept_by == 2 * wanted  # once for one sample, which pays for what is made at first use
+
+
 def test_a_failed_measurement_says_why(tmp_path: Path) -> None:
     with pytest.raises(MemoryTrialError, match=r"plan sequential failed: .*no-such"):
-        memory(tmp_path / "no-such", [("sequential", True)], n=1)
+        memory(tmp_path / "no-such", [("sequential", "all")], n=1)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from jacobiflow_lab.analysis import plots
 from jacobiflow_lab.analysis.convergence import Approach, Convergence, convergence
 from jacobiflow_lab.analysis.memory import Memory, Peak
 from jacobiflow_lab.analysis.redundancy import redundancy
-from jacobiflow_lab.analysis.runtime import BlockTime, Runtime
 from jacobiflow_lab.analysis.sweeps import Moment, Progress, sweeps
 from subjects import subject
 
@@ -35,8 +34,8 @@ def test_a_figure_of_any_number_of_blocks(count: int, tmp_path: Path) -> None:
     plots.save_convergence(of(*[block] * count), tmp_path / "a.png", title="a title")
     plots.save_ratios(of(*[block] * count), tmp_path / "b.png", title="a title")
     width, height = drawn(tmp_path / "a.png")
-    assert width == pytest.approx(3.8 * 150 * {1: 1, 4: 2, 5: 3}[count], abs=2)
-    assert height == pytest.approx(2.8 * 150 * (2 if count > 1 else 1), abs=2)
+    assert width == pytest.approx(3.8 * plots.DPI * {1: 1, 4: 2, 5: 3}[count], abs=2)
+    assert height == pytest.approx(2.8 * plots.DPI * (2 if count > 1 else 1), abs=2)
     drawn(tmp_path / "b.png")
 
 
@@ -57,7 +56,9 @@ def test_figures_of_what_was_measured(name: str, tmp_path: Path) -> None:
     found = redundancy(s.flow, z)
     plots.save_redundancy(found, tmp_path / "redundancy.png", title=name)
     columns, rows = 3, 2 if name == "tarflow" else 1
-    assert drawn(tmp_path / "redundancy.png") == pytest.approx((3.9 * 150 * columns, 3.1 * 150 * rows), abs=2)
+    assert drawn(tmp_path / "redundancy.png") == pytest.approx(
+        (3.9 * plots.DPI * columns, 3.1 * plots.DPI * rows), abs=2
+    )
     pictures = plots.save_masked(found, tmp_path / "masked.png", variant="strict", title=name)
     assert pictures == (name == "tarflow") == (tmp_path / "masked.png").exists()
     counted = [sweeps(s.flow, z, plan) for plan in ("uniform", "selective")]
@@ -71,25 +72,26 @@ def test_figures_of_what_was_measured(name: str, tmp_path: Path) -> None:
 
 
 def test_figures_of_costs(tmp_path: Path) -> None:
-    one = Runtime(
-        plan="uniform",
-        batch=4,
-        repeats=1,
-        threads=1,
-        device="cpu",
-        layers=(BlockTime(seconds=1.0, sweeps=3.0),) * 9,
-        noise=0.1,
-        denoising=0.2,
-        communication=0.0,
-        gathered=4,
-        rest=0.1,
-        total=9.4,
-    )
+    layers = [{"seconds": 1.0, "sweeps": 3.0}] * 9
+    one = {"plan": "uniform", "batch": 4, "layers": layers, "other": 0.4, "whole": 9.4}
     plots.save_runtime([one, one], tmp_path / "runtime.png", title="time")
     drawn(tmp_path / "runtime.png")
-    peak = Peak(plan="uniform", cache=True, peak=1 << 22, base=1 << 28, measure="resident")
+    peak = Peak(plan="uniform", cache="all", peak=1 << 22, base=1 << 28, measure="resident")
     plots.save_memory(Memory(batch=4, peaks=(peak,) * 3), tmp_path / "memory.png", title="memory")
     drawn(tmp_path / "memory.png")
+
+
+def test_figures_of_the_report(tmp_path: Path) -> None:
+    panels = {"FID": [9.0, 9.1, 10.0], "paired": [0.0, 0.1, 0.4]}
+    for seconds in ([2.0, 1.0, 0.5], []):
+        plots.save_against_tau(tmp_path / "tau.png", [0.5, 2.0], panels, seconds, title="tau", mark=0.5)
+        drawn(tmp_path / "tau.png")
+    bars = [("seconds", ["a", "b"], {"one": [1.0, 2.0], "two": [2.0, 3.0]})]
+    plots.save_bars(tmp_path / "bars.png", bars, title="bars")
+    drawn(tmp_path / "bars.png")
+    lines = {"one": [1.0, 10.0], "two": [2.0, 30.0]}
+    plots.save_lines(tmp_path / "lines.png", [64, 256], lines, title="L", labels=("L", "MiB"), log=True)
+    drawn(tmp_path / "lines.png")
 
 
 def test_rows_of_pictures_in_colour(tmp_path: Path) -> None:

@@ -165,9 +165,10 @@ def test_layers_given_exact_inputs_and_along_a_masked_generation(name: str) -> N
     masked, exact = (jf.decode(b, seq, SEQUENTIAL).x for b in (mask(block, 2, "strict"), block))
     gap = (masked - exact).flatten(1)
     assert last.layers[k - 1].l2 == pytest.approx(gap.norm(dim=1).mean().item())
+    assert last.layers[k - 1].l2_error == pytest.approx(gap.norm(dim=1).std().item() / 2)
     doc = found.to_dict()
     assert "exact" not in doc
-    assert doc["masked"][1]["layers"][0].keys() == {"cosine", "l2", "relative", "lost"}
+    assert doc["masked"][1]["layers"][0].keys() == {"cosine", "l2", "l2_error", "relative", "lost"}
 
 
 def test_deviation_is_of_samples_that_have_an_answer() -> None:

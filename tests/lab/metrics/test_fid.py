@@ -11,10 +11,12 @@ from torch import Tensor
 
 from jacobiflow.core.processes import World
 from jacobiflow.data.sources import Images
+from jacobiflow_lab import metrics
 from jacobiflow_lab.metrics import MetricError, Moments, fid_of, frechet, kid, moments, real_moments
+from jacobiflow_lab.metrics.bootstrap import Change, kid_of_rows
 from jacobiflow_lab.metrics.distributed_map import DistributedMap
 from jacobiflow_lab.metrics.fid import FRECHET, _frechet_rows, _GivenFeatures
-from jacobiflow_lab.metrics.moments import Collector
+from jacobiflow_lab.metrics.moments import Collector, stored_features
 from stand_ins import Tiny
 
 
@@ -215,3 +217,53 @@ def test_a_cache_that_cannot_be_written_to(
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="nothing is kept between runs; set JACOBIFLOW_CACHE"):
         assert real_moments(images, Tiny()).count == 60
+
+
+def test_paired_changes_see_what_unpaired_ones_cannot() -> None:
+    draw = torch.Generator().manual_seed(0)
+    real = Moments.of(torch.randn(300, 4, generator=draw))
+    before = torch.randn(200, 4, generator=draw) + 0.5
+    after = before + 0.05  # all samples move a little away from the real ones
+    found = metrics.paired_changes(real, before, after, resamples=60)
+    for name, value in (("fid", lambda x: fid_of(real, x).value), ("kid", lambda x: kid(real, x).value)):
+        change = found[name]
+        assert change is not None
+        assert 0 < change.low < change.value < change.high  # the interval of either alone is far wider
+        assert change.value == pytest.approx(value(after) / value(before) - 1, rel=0.05)
+    same = metrics.paired_changes(real, before, before, resamples=5)
+    assert same["fid"] == same["kid"] == Change(value=0.0, low=0.0, high=0.0)
+    assert set(metrics.paired_changes(real, before, after, fid=False, resamples=2)) == {"kid"}
+    near = metrics.paired_changes(Moments.of(before), before.flip(0), after, resamples=2)
+    assert near["kid"] is None  # nothing to divide by
+
+
+def test_a_row_that_is_drawn_twice_is_no_pair_of_itself() -> None:
+    draw = torch.Generator().manual_seed(0)
+    real, x = Moments.of(torch.randn(40, 3, generator=draw)), torch.randn(30, 3, generator=draw)
+    every = kid_of_rows(real, x)
+    whole = kid(real, x[:30], subsets=1, subset_size=30).value
+    assert every(torch.arange(30)) != pytest.approx(whole)  # torchmetrics takes 30 of the 40 real ones
+    exact = kid(Moments.of(real.features[:30]), x, subsets=1, subset_size=30).value
+    assert kid_of_rows(Moments.of(real.features[:30]), x)(torch.arange(30)) == pytest.approx(exact, rel=1e-6)
+    draws = torch.randint(30, (4000, 30), generator=draw)
+    mean = sum(every(rows) for rows in draws) / 4000
+    assert mean == pytest.approx(every(torch.arange(30)), abs=0.02)  # counted as pairs, it would be biased
+
+
+def test_features_of_batches_are_computed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path))
+    seen: list[int] = []
+
+    class Count:
+        version, num_features = "count", 2
+
+        def __call__(self, pixels: Tensor) -> Tensor:
+            seen.append(len(pixels))
+            return pixels.float().mean((1, 3))[:, :2]
+
+    pixels = torch.randint(256, (5, 1, 4, 4), dtype=torch.uint8)
+    first = stored_features(pixels, Count())
+    assert torch.equal(first, stored_features(pixels.clone(), Count()))
+    assert seen == [5]
+    stored_features(pixels + 1, Count())
+    assert seen == [5, 5]

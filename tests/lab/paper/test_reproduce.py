@@ -19,10 +19,14 @@ from jacobiflow.cli.main import main
 from jacobiflow_lab.lattice.lattice_flow import LatticeConfig, LatticeFlow
 from jacobiflow_lab.paper import models
 from jacobiflow_lab.paper.check_report import check
+from jacobiflow_lab.paper.claims import CLAIMS
+from jacobiflow_lab.paper.paper_items import PAPER_ITEMS
 from jacobiflow_lab.paper.registry import ITEMS
-from jacobiflow_lab.paper.sampling import PREVIOUS
+from jacobiflow_lab.paper.sampling import AUTO, GUESSES, PAPER_METHODS, PREVIOUS, WINDOWS
+from jacobiflow_lab.paper.schema import fill
 
-CLASSES = {"mnist": 10, "cifar10-cpu": 10, "cifar100": 100, "afhq-cat64-cpu": 0}
+CLASSES = {"mnist": 10, "cifar10-cpu": 10, "cifar100-paper": 100, "afhq-cat64-cpu": 0}
+SMALL = {"image_size": 16, "patch_size": 4, "width": 64, "layers_per_block": 1}
 HERE = ("mnist", "cifar10-cpu", "afhq-cat64-cpu")  # the third of the list has no weights
 
 
@@ -91,14 +95,19 @@ def reproduce(
         monkeypatch.setattr(f"jacobiflow_lab.paper.{place}.load_inception", lambda device: Coarse())
     tiny = replace(
         models.SCALES["cpu"],
-        images=("mnist", "cifar100", "afhq-cat64-cpu"),
+        images=("mnist", "cifar100-paper", "afhq-cat64-cpu"),
         batches=(1, 3),
         repeats=1,
         runs=2,
         samples=16,
-        beyond=12,
-        few=10,
+        few=12,
+        small=12,
         scored=4,
+        resamples=3,
+        swept=6,
+        memory_sides=(8, 16),
+        memory_batch=2,
+        random=dict.fromkeys(("random-afhq", "random-cifar"), SMALL),
         shown=8,
         analysed=4,
         reconstructed=6,
@@ -127,11 +136,12 @@ def test_all_items(
     out = tmp_path / "out"
     doc = reproduce(out)
     assert list(doc["items"]) == list(ITEMS)
+    assert "100% done, about 0 min left" in doc["err"]
     for name, found in doc["items"].items():
         assert list(found) == list(ITEMS[name].models(models.SCALES["cpu"])), name
         for model, one in found.items():
             assert one == json.loads((out / name / f"{model}.json").read_text())
-            if model in ("cifar100", "ising-maf"):
+            if model in ("cifar100-paper", "ising-maf"):
                 assert f"no weights of {model}" in one["missing"]
                 assert f"jacobiflow train {model}" in one["missing"]
             else:
@@ -139,12 +149,14 @@ def test_all_items(
                 assert one["command"].startswith("jacobiflow reproduce")
                 assert one["versions"]["torch"] == torch.__version__
     lost = {(n, m) for n, f in doc["items"].items() for m, d in f.items() if "missing" in d}
-    weights = {(n, "cifar100") for n in ITEMS if "cifar100" in doc["items"][n]}
+    weights = {(n, "cifar100-paper") for n in ITEMS if "cifar100-paper" in doc["items"][n]}
     weights |= {("maf-ising", "ising-maf")}
     kept = {("undertrained", "mnist")}
     data = {(n, "afhq-cat64-cpu") for n in ("comparison", "tolerance", "reconstruction")}
     assert lost == weights | kept | data
+    _check_timing(doc["items"]["timing"]["mnist"]["data"])
     _check_comparison(doc["items"]["comparison"])
+    _check_reasons(doc)
     _check_page(out)
     _check_resume(out, reproduce)
     _check_held(out, rooms[0] / "afhq-cat64-cpu" / "kept", reproduce)
@@ -152,39 +164,79 @@ def test_all_items(
     _check_recorded(tmp_path / "other", tmp_path / "public", reproduce)
 
 
-def _check_comparison(found: dict[str, Any]) -> None:
-    data = found["mnist"]["data"]
-    methods = ("plain loop", "sequential", "uniform", "selective", PREVIOUS, "windowed", "auto")
-    timed = [(row["batch"], row["method"]) for row in data["speed"]]
-    assert timed == [(b, m) for b in (1, 3) for m in methods]
-    for row in data["speed"]:
+def _check_timing(data: dict[str, Any]) -> None:
+    """Methods are compared within a backend, torch first; what is not in the paper has rows of its own."""
+    wanted = [("torch", b, m) for b in (1, 3) for m in ("plain loop", *PAPER_METHODS)]
+    wanted += [("c", b, m) for b in (1, 3) for m in PAPER_METHODS]
+    assert [(r["backend"], r["batch"], r["plan"]) for r in data["compare"]] == wanted
+    assert [r["plan"] for r in data["beyond"]] == [WINDOWS, AUTO] * 2  # no calibrated guess is stored
+    assert [(r["backend"], r["plan"]) for r in data["guesses"]] == [
+        (b, g) for b in ("torch", "c") for g in GUESSES
+    ]
+    assert [r["tau"] for r in data["taus"]] == ["0.1", "0.5", "2"]
+    for row in data["compare"] + data["beyond"] + data["guesses"]:
+        base = next(
+            r
+            for r in data["compare"]
+            if (r["backend"], r["batch"], r["plan"]) == (row["backend"], row["batch"], "sequential")
+        )
+        assert row["speedup"] == pytest.approx(base["seconds"] / row["seconds"])
+        assert row["whole_speedup"] == pytest.approx(base["whole"] / row["whole"])
+        assert row["ceiling"] == (3 if row["plan"].startswith("selective") else None)
         assert len(row["runs"]) == 2
         assert row["spread"] == pytest.approx(max(abs(r - row["seconds"]) for r in row["runs"]))
-        exact = row["method"] == "sequential"
-        assert (row["largest"] == 0) if exact else (row["largest"] >= 0)
-        loop = next(r for r in data["speed"] if r["method"] == "plain loop" and r["batch"] == row["batch"])
-        assert loop["largest"] < 1e-4
-        assert row["against_plain"] == pytest.approx(loop["seconds"] / row["seconds"])
-        assert row["whole_against_plain"] == pytest.approx(loop["whole"] / row["whole"])
         assert row["whole"] > row["seconds"]
+        assert row["largest"] == 0 if row["plan"] == "sequential" else row["largest"] >= 0
+    assert max(r["largest"] for r in data["compare"] if r["plan"] == "plain loop") < 1e-4
+    for backend, found in data["blocks"].items():
+        row = next(
+            r for r in data["compare"] if (r["backend"], r["batch"], r["plan"]) == (backend, 3, "selective")
+        )
+        assert [r["selective"]["seconds"] for r in found["rows"]] == [b["seconds"] for b in row["layers"]]
+        assert found["totals"]["selective"]["whole"] == pytest.approx(row["whole"])
+
+
+def _check_comparison(found: dict[str, Any]) -> None:
+    data = found["mnist"]["data"]
     inits = {name: plan[-1]["init"] for name, plan in data["plans"].items()}
     assert inits["selective"] == inits["uniform"] == "zeros"  # the paper's algorithm
     assert inits[PREVIOUS] == "previous"
     quality = data["quality"]
     assert quality["sequential"]["paired"] == 0
-    assert {m: q["samples"] for m, q in quality.items()} == {
-        "sequential": 16,
-        "uniform": 16,
-        "selective": 16,
-        PREVIOUS: 12,
-        "windowed": 12,
-        "auto": 12,
-    }
+    counts = {m: q["samples"] for m, q in quality.items()}
+    guided = "selective, annealed guidance 1"
+    assert counts == dict.fromkeys((*PAPER_METHODS, guided), 16) | dict.fromkeys(
+        (PREVIOUS, WINDOWS, AUTO), 12
+    )
     assert quality["auto"]["fid"] is None  # of fewer samples: it would not compare
     assert quality["sequential"]["scored"] in (0, 4)
     assert quality["selective"]["fid"] > 0
+    thirds = quality["selective"]["fid_thirds"]
+    assert quality["selective"]["fid_spread"] == pytest.approx(max(abs(t - sum(thirds) / 3) for t in thirds))
+    change = quality["selective"]["change"]["fid"]
+    assert change["value"] == pytest.approx(
+        quality["selective"]["fid"] / quality["sequential"]["fid"] - 1, abs=1e-6
+    )
+    assert change["low"] <= change["high"]
     assert quality["selective"]["clip_iqa"] is None  # no CLIP was given
     assert found["mnist"]["counts"]["quality_samples"] == 16
+
+
+def _check_reasons(doc: dict[str, Any]) -> None:
+    """Every claim that was measured can say why it would not hold."""
+    told = set()
+    for claim in CLAIMS:
+        for model, row in doc["items"][claim.item].items():
+            entry = next(c for c in doc["claims"] if c["name"] == claim.name)["models"].get(model, {})
+            if "numbers" in entry:
+                reason = fill(claim.reason, row["data"])
+                assert "–" not in reason, (claim.name, reason)  # every place of it is there
+                assert len(reason) > 30
+                assert bool(entry["reason"]) is (entry["holds"] is not True)
+                told.add(claim.name)
+    brisque, baselines = {"brisque"}, {c.name for c in CLAIMS if c.item == "generators"}
+    cifar = {c.name for c in CLAIMS if c.models}
+    assert {c.name for c in CLAIMS} - told - brisque - baselines == cifar
 
 
 def _check_page(out: Path) -> None:
@@ -193,23 +245,23 @@ def _check_page(out: Path) -> None:
     assert numbers > 300
     assert pictures > 15
     page = (out / "report.html").read_text()
-    for item in ITEMS.values():
-        assert f'id="{item.name}"' in page
-        for table in item.paper.tables:
+    for name, paper in PAPER_ITEMS.items():
+        assert f'id="{name}"' in page
+        for table in paper.tables:
             assert escape(table.title) in page
-    assert "no weights of cifar100" in page
-    broken = page.replace('data-at="data/speed/0/seconds"', 'data-at="data/speed/0/batch"', 1)
+    assert "no weights of cifar100-paper" in page
+    broken = page.replace('data-at="data/compare/0/seconds"', 'data-at="data/compare/0/batch"', 1)
     assert broken != page
     (out / "broken.html").write_text(broken)
     assert len(check(out / "broken.html")[2]) == 1
-    for word, other in (("yes", "no"), ("no", "yes"), ("not measured", "yes")):
+    for word, other in (("holds", "does not hold"), ("does not hold", "holds"), ("not measured", "holds")):
         assert f">{word}</span>" in page
         (out / "broken.html").write_text(page.replace(f">{word}</span>", f">{other}</span>", 1))
         assert len(check(out / "broken.html")[2]) == 1
     claims = json.loads((out / "claims.json").read_text())
     verdicts = {c["name"]: c["models"] for c in claims}
     assert verdicts["bounded"]["mnist"]["holds"] is True
-    assert "missing" in verdicts["bounded"]["cifar100"]
+    assert "missing" in verdicts["bounded"]["cifar100-paper"]
     told = [m for c in claims for m in c["models"].values() if "missing" not in m]
     assert all(m["numbers"] for m in told)
 
@@ -245,18 +297,18 @@ def _check_published(out: Path, to: Path, reproduce: Callable[..., dict[str, Any
     reproduce(out, "configuration", "--publish", to)
     numbers, pictures, wrong = check(to / "report.html")
     assert wrong == []
-    whole = check(out / "report.html")
-    assert numbers == whole[0]
-    assert pictures < whole[1]
+    assert (numbers, pictures) == check(out / "report.html")[:2]
     assert not list(to.rglob("*.png"))
     page = (to / "report.html").read_text()
     for file in to.rglob("afhq-cat64-cpu.json"):
         for picture in json.loads(file.read_text()).get("pictures", ()):
-            assert (picture["sha256"] in page) is not picture["restricted"]
+            _, _, after = page.partition(picture["sha256"])
+            assert ("CC BY-NC 4.0" in after.partition("</figure>")[0]) is picture["restricted"]
+    assert "NAVER" in (to / "LICENSE-AFHQ.txt").read_text()
 
 
 def _check_recorded(out: Path, public: Path, reproduce: Callable[..., dict[str, Any]]) -> None:
-    """Without the weights, what a published report says stands, with its pictures but those that may not."""
+    """Without the weights, what a published report says stands, with its pictures."""
     nowhere = out.parent / "nowhere"
     nowhere.mkdir()
     flags = ("sweeps", "samples", "--models", "afhq-cat64-cpu", "--models-dir", nowhere)
@@ -268,8 +320,7 @@ def _check_recorded(out: Path, public: Path, reproduce: Callable[..., dict[str, 
         doc = files["afhq-cat64-cpu"]
         told = json.loads((public / item / "afhq-cat64-cpu.json").read_text())
         assert doc == told | {"record": True}
-        for picture in doc["pictures"]:
-            assert (out / item / picture["file"]).is_file() is not picture["restricted"]
+        assert all((out / item / picture["file"]).is_file() for picture in doc["pictures"])
     assert check(out / "report.html")[2] == []
     assert "recorded by" in (out / "report.html").read_text()
     said = reproduce(out, *flags)  # and stays, once it is there
@@ -306,7 +357,7 @@ def test_baselines_stand_beside_the_flow(
     flow, gan, ddim, shuffled = doc["data"]["rows"]
     assert gan["method"] == "FastGAN"
     assert "--kind fastgan" in gan["missing"]
-    assert flow["samples"] == ddim["samples"] == shuffled["samples"] == 16
+    assert flow["samples"] == ddim["samples"] == shuffled["samples"] == 12
     assert all(row["fid"] > 0 for row in (flow, ddim, shuffled))
     assert flow["seconds"] > 0
     assert ddim["seconds"] > 0
@@ -343,7 +394,7 @@ def test_samples_lift_every_limit_but_lower_no_physics(
 def test_mistakes_are_one_line(tmp_path: Path, reproduce: Callable[..., dict[str, Any]]) -> None:
     for args, words in (
         (("nothing",), "no item is called 'nothing'; there are configuration"),
-        (("sweeps", "--models", "what"), "--models of --scale cpu are mnist, cifar100, afhq-cat64-cpu"),
+        (("sweeps", "--models", "what"), "--models of --scale cpu are mnist, cifar100-paper, afhq-cat64-cpu"),
         (("sweeps", "--models", "cifar10"), "not 'cifar10'"),
         (("sweeps", "--samples", 3), "--samples must be 8 or more"),
     ):

@@ -40,10 +40,11 @@ class Approach:
     def ratio_falls(self) -> bool | None:
         """Whether the mean log ratio of the later half of the sweeps is below that of the earlier half.
 
-        Sweeps with a negligible error do not count. None: there are too few sweeps to tell.
+        Neither the first sweep, whose gain depends on the guess alone, nor sweeps with a negligible error
+        count. None: there are too few sweeps to tell.
         """
         floor = NEGLIGIBLE_ERROR * self.jacobi[0]
-        logs = [math.log(b / a) for a, b in pairwise(self.jacobi) if a > 0 and b > floor]
+        logs = [math.log(b / a) for a, b in pairwise(self.jacobi[1:]) if a > 0 and b > floor]
         half = len(logs) // 2
         return sum(logs[half:]) / (len(logs) - half) < sum(logs[:half]) / half if half else None
 

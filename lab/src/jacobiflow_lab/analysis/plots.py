@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from jacobiflow.data.pictures import as_images, save_strip
+from jacobiflow.core.pictures import as_images, save_strip
 from jacobiflow_lab.analysis.convergence import Convergence
 from jacobiflow_lab.analysis.memory import Memory
 from jacobiflow_lab.analysis.redundancy import Redundancy, Variant
-from jacobiflow_lab.analysis.runtime import Runtime
 from jacobiflow_lab.analysis.sweeps import Progress, Sweeps
 
 # The palette of Okabe and Ito.
@@ -43,7 +42,7 @@ STYLE: Any = {
     "lines.markersize": 5,
     "figure.titlesize": 13,
 }
-DPI = 150
+DPI = 120
 
 
 class Sheet:
@@ -115,18 +114,42 @@ def save_convergence(convergence: Convergence, path: str | Path, *, title: str) 
         sheet.legend(sheet.axes.flat[0], columns=3)
 
 
+def save_lines(
+    path: str | Path,
+    x: Sequence[float] | None,
+    lines: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+    labels: tuple[str, str],
+    log: bool = False,
+    level: float | None = None,
+) -> None:
+    """Lines over x, or over 1, 2, ..., with the labels of the two axes. level: a dotted line."""
+    with Sheet(path, size=(6.6, 4.2), title=title) as sheet:
+        (ax,) = sheet.axes.flat
+        for i, (name, y) in enumerate(lines.items()):
+            at = range(1, len(y) + 1) if x is None else x
+            ax.plot(at, y, color=COLOURS[i % 8], marker=MARKERS[i % 8], label=name)
+        if level is not None:
+            ax.axhline(level, color="black", linewidth=1, linestyle=":")
+        ax.set(xlabel=labels[0], ylabel=labels[1])
+        if log:
+            ax.set(xscale="log", yscale="log")
+        else:
+            ax.set_ylim(bottom=0)
+        sheet.legend(ax, columns=5 if len(lines) > 5 else 3)
+
+
 def save_ratios(convergence: Convergence, path: str | Path, *, title: str) -> None:
     """The ratio of successive errors in each block: superlinear convergence is a falling line."""
-    with Sheet(path, title=title) as sheet:
-        (ax,) = sheet.axes.flat
-        for i, block in enumerate(convergence.blocks):
-            floor = 1e-9 * block.jacobi[0]
-            shown = [r for r, e in zip(block.ratios, block.jacobi[1:], strict=True) if e > floor]
-            _line(ax, i, range(1, len(shown) + 1), shown)
-        ax.axhline(1, color="black", linewidth=1, linestyle=":")
-        ax.set(xlabel="iteration t", ylabel="error after t / error before")
-        ax.set_ylim(bottom=0)
-        ax.legend(ncols=2)
+    lines = {}
+    for i, block in enumerate(convergence.blocks):
+        floor = 1e-9 * block.jacobi[0]
+        shown = [r for r, e in zip(block.ratios, block.jacobi[1:], strict=True) if e > floor]
+        lines[block_name(i)] = shown
+    save_lines(
+        path, None, lines, title=title, labels=("iteration t", "error after t / error before"), level=1
+    )
 
 
 def save_redundancy(redundancy: Redundancy, path: str | Path, *, title: str) -> None:
@@ -178,74 +201,112 @@ def save_rows(
 
 def save_sweeps(plans: Sequence[Sweeps], path: str | Path, *, title: str) -> None:
     """Sweeps of each block: the mean over samples, and of the slowest sample per batch."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    with Sheet(path, columns=len(plans), size=(5.2, 3.8), title=title, sharey=True) as sheet:
-        for plan, ax in zip(plans, sheet.axes.flat, strict=True):
-            at, bound = range(1, len(plan.layers) + 1), plan.layers[0].bound
-            for values, shift, color, label in (
-                ([s.mean for s in plan.layers], -0.2, BLUE, "mean over samples"),
-                ([s.batch_max for s in plan.layers], 0.2, ORANGE, "slowest of a batch"),
-            ):
-                drawn = ax.bar([x + shift for x in at], values, 0.38, color=color, label=label)
-                ax.bar_label(
-                    drawn, [f"{v:.0f}" if v >= 20 else f"{round(v, 1):g}" for v in values], fontsize=9
-                )
-            ax.axhline(bound, color="black", linewidth=1, linestyle=":", label="T - 1")
-            ax.set(yscale="log", ylim=(0.8, 2 * bound), xticks=at, xlabel="block")
-            ax.set_title(plan.plan + ("" if plan.tol is None else f", tau {plan.tol:g}"), parse_math=False)
-        first = sheet.axes[0, 0]
-        first.set_ylabel("sweeps")
-        first.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        first.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        first.yaxis.set_minor_formatter(NullFormatter())
-        sheet.legend(first, columns=3)
+    panels = []
+    for plan in plans:
+        label = plan.plan + ("" if plan.tol is None else f", tau {plan.tol:g}")
+        values = {"mean over samples": [s.mean for s in plan.layers]}
+        values |= {"slowest of a batch": [s.batch_max for s in plan.layers]}
+        panels.append((f"sweeps, {label}", [str(i + 1) for i in range(len(plan.layers))], values))
+    save_bars(path, panels, title=title, log=True, level=plans[0].layers[0].bound)
 
 
-def save_runtime(plans: Sequence[Runtime], path: str | Path, *, title: str) -> None:
-    """Seconds of each plan: one bar, divided into blocks and the rest."""
+def save_runtime(plans: Sequence[dict[str, Any]], path: str | Path, *, title: str) -> None:
+    """Seconds of each plan, rows of `runtimes`: one bar, divided into blocks and the rest."""
     with Sheet(path, size=(7.0, 1.6 + 0.62 * len(plans)), title=title) as sheet:
         (ax,) = sheet.axes.flat
-        names = [f"{plan.plan} ({plan.total:.3g} s)" for plan in plans]
-        blocks = list(zip(*([layer.seconds for layer in plan.layers] for plan in plans), strict=True))
+        names = [f"{plan['plan']} ({plan['whole']:.3g} s)" for plan in plans]
+        blocks = list(zip(*([layer["seconds"] for layer in plan["layers"]] for plan in plans), strict=True))
         parts = [(block_name(i), widths, COLOURS[i % 7]) for i, widths in enumerate(blocks)]
         starts = [0.0] * len(plans)
-        for label, widths, colour in [*parts, ("other", [plan.other for plan in plans], GREY)]:
+        for label, widths, colour in [*parts, ("other", [plan["other"] for plan in plans], GREY)]:
             ax.barh(names, widths, left=starts, color=colour, label=label, edgecolor="white", height=0.65)
             starts = [a + b for a, b in zip(starts, widths, strict=True)]
         ax.invert_yaxis()
         ax.grid(axis="y", visible=False)
-        ax.set_xlabel(f"seconds per batch of {plans[0].batch}")
+        ax.set_xlabel(f"seconds per batch of {plans[0]['batch']}")
         sheet.legend(ax, columns=5)
 
 
 def save_memory(memory: Memory, path: str | Path, *, title: str) -> None:
     """Peak memory of each plan."""
-    with Sheet(path, size=(6.5, 1.4 + 0.55 * len(memory.peaks)), title=title) as sheet:
-        (ax,) = sheet.axes.flat
-        names = [f"{p.plan}{', cache' if p.cache else ', no cache'}" for p in memory.peaks]
-        colours = [BLUE if p.cache else ORANGE for p in memory.peaks]
-        bars = ax.barh(range(len(names)), [p.peak / 2**20 for p in memory.peaks], color=colours, height=0.65)
-        ax.bar_label(bars, fmt="{:.1f}", padding=4)
-        ax.set_yticks(range(len(names)), names)
-        ax.invert_yaxis()
-        ax.grid(axis="y", visible=False)
-        ax.margins(x=0.12)
-        ax.set_xlabel(f"peak of decoding {memory.batch} samples, MiB\n({memory.peaks[0].measure})")
+    names = [f"{p.plan}\ncache: {p.cache}" for p in memory.peaks]
+    label = f"MiB, peak of decoding {memory.batch} samples\n({memory.peaks[0].measure})"
+    save_bars(path, [(label, names, {"peak": [p.peak / 2**20 for p in memory.peaks]})], title=title)
 
 
 def save_progress(progress: Progress, path: str | Path, *, title: str) -> None:
     """Sweeps of each block against the training step."""
     steps, first = [m.step for m in progress.moments], progress.moments[0].sweeps.layers
-    with Sheet(path, size=(6.6, 4.2), title=title) as sheet:
-        (ax,) = sheet.axes.flat
-        for i in range(len(first)):
-            _line(ax, i, steps, [m.sweeps.layers[i].mean for m in progress.moments])
-        ax.set(xlabel="training step", ylabel=f"sweeps of at most {first[0].bound}, mean")
-        ax.set_ylim(bottom=0)
-        sheet.legend(ax, columns=5)
+    lines = {block_name(i): [m.sweeps.layers[i].mean for m in progress.moments] for i in range(len(first))}
+    labels = ("training step", f"sweeps of at most {first[0].bound}, mean")
+    save_lines(path, steps, lines, title=title, labels=labels)
 
 
-def _line(ax: Any, i: int, x: Sequence[int], y: Sequence[float]) -> None:
-    """The line of block i."""
-    ax.plot(x, y, color=COLOURS[i % 8], marker=MARKERS[i % 8], label=block_name(i))
+def save_bars(
+    path: str | Path,
+    panels: Sequence[tuple[str, Sequence[str], Mapping[str, Sequence[float]]]],
+    *,
+    title: str,
+    log: bool = False,
+    level: float | None = None,
+) -> None:
+    """Panels of grouped bars (label, names of the groups, values of each kind), each with its value.
+
+    level: a dotted line.
+    """
+    wide = [max(2.2, 0.5 * len(groups) * (len(named) + 1) + 1) for _, groups, named in panels]
+    shared: dict[str, Any] = {"gridspec_kw": {"width_ratios": wide}}
+    size = (max(7.0, sum(wide)) / len(panels), 3.8)
+    with Sheet(path, columns=len(panels), size=size, title=title, **shared) as sheet:
+        for ax, (label, groups, named) in zip(sheet.axes.flat, panels, strict=True):
+            width = 0.8 / len(named)
+            for i, (name, values) in enumerate(named.items()):
+                places = [g + (i - (len(named) - 1) / 2) * width for g in range(len(groups))]
+                drawn = ax.bar(places, values, width * 0.92, label=name, color=COLOURS[i])
+                ax.bar_label(drawn, [f"{v:.3g}" for v in values], fontsize=9)
+            if level is not None:
+                ax.axhline(level, color="black", linewidth=1, linestyle=":")
+            ax.set_xticks(range(len(groups)), groups, fontsize=9)
+            ax.set(ylabel=label, **{"yscale": "log"} if log else {})
+            ax.grid(axis="x", visible=False)
+        if len(panels[0][2]) > 1:
+            sheet.legend(sheet.axes.flat[0], columns=len(panels[0][2]))
+
+
+def save_against_tau(
+    path: str | Path,
+    taus: Sequence[float],
+    panels: Mapping[str, Sequence[float]],
+    seconds: Sequence[float],
+    *,
+    title: str,
+    mark: float,
+) -> None:
+    """Measures of quality (one panel each) and time against tau, as the paper plots them.
+
+    The first value of each is that of sequential decoding. seconds: empty if there are none.
+    """
+    with Sheet(path, columns=len(panels), size=(4.4, 3.6), title=title) as sheet:
+        for ax, (label, (exact, *values)) in zip(sheet.axes.flat, panels.items(), strict=True):
+            lines = ax.plot(taus, values, color=RED, marker="o", label="quality")
+            if exact > 0:  # otherwise it lies on the axis
+                lines += [
+                    ax.axhline(exact, color=RED, linewidth=1, linestyle=":", label="quality, sequential")
+                ]
+            if seconds:
+                other = ax.twinx()
+                other.grid(False)
+                other.spines["right"].set_visible(True)
+                lines += other.plot(taus, seconds[1:], color=BLUE, marker="s", linestyle="--", label="time")
+                style: Any = {"color": BLUE, "linewidth": 1, "linestyle": ":"}
+                lines += [other.axhline(seconds[0], label="time, sequential", **style)]
+                other.set_ylabel("seconds per batch", color=BLUE)
+                other.set_ylim(bottom=0)
+            lines += [ax.axvline(mark, color=GREY, linewidth=1, label=f"the paper's tau, {mark:g}")]
+            ax.set_xscale("log")
+            ax.set_xticks(list(taus), [f"{t:g}" for t in taus], fontsize=8)
+            ax.minorticks_off()
+            ax.set_xlabel("stopping threshold tau")
+            ax.set_ylabel(f"{label} (lower is better)", color=RED)
+            ax.set_ylim(bottom=0 if min(*values, exact) >= 0 else None)
+        sheet.figure.legend(handles=lines, loc="outside lower center", ncols=5)

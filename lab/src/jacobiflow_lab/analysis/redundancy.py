@@ -82,6 +82,7 @@ class Deviation:
 
     cosine: float  # similarity of the two
     l2: float  # distance between them
+    l2_error: float  # its standard error; 0 for one sample
     relative: float  # that distance over the norm of the standard output
     lost: int  # samples that are not finite and are left out of the means
 
@@ -146,6 +147,7 @@ def deviation(x: Tensor, standard: Tensor) -> Deviation:
     return Deviation(
         cosine=float(torch.cosine_similarity(a, b).mean()),
         l2=float(distance.mean()),
+        l2_error=float(distance.std() / len(distance) ** 0.5) if len(distance) > 1 else 0.0,
         relative=float((distance / size).mean()),
         lost=int((~keep).sum()),
     )

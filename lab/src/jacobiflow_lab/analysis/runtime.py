@@ -1,135 +1,151 @@
-"""Where the seconds of sampling go: each block, and the rest."""
+"""Where the seconds of sampling go: each block, and the rest. All plans decode the same noise in turn."""
 
 from __future__ import annotations
 
+import statistics
 import time
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from jacobiflow.core.method import Plan
+from jacobiflow.core.method import Method, Plan
+from jacobiflow.core.results import Status
 from jacobiflow.flows.flow import Flow
-from jacobiflow_lab.analysis.exact_blocks import Note, Record, select_rows
+from jacobiflow.flows.plain_loop import plain_tarflow
+from jacobiflow.flows.tarflow import TarFlow
+from jacobiflow.kernels.backend import Backend
+from jacobiflow_lab.analysis.exact_blocks import Note, select_rows
+
+PLAIN = "plain loop"  # sequential decoding of a TarFlow as in public code
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockTime:
-    """One block's seconds and its mean number of sweeps."""
-
-    seconds: float
-    sweeps: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Runtime(Record):
-    """One plan: medians over the runs, seconds per batch; blocks (`layers` in the JSON) in sampling order."""
-
-    plan: str
-    batch: int
-    repeats: int
-    threads: int
-    device: str
-    layers: tuple[BlockTime, ...]
-    noise: float
-    denoising: float
-    communication: float  # gathering the samples of all processes; about 0 on one
-    gathered: int  # samples that every process has in the end: its own batch and those of the others
-    rest: float  # between the blocks: permutations, the prior, patches
-    total: float
-
-    @property
-    def other(self) -> float:
-        """All that is not a block."""
-        return self.noise + self.denoising + self.communication + self.rest
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Of the total: each block, then what is not a block."""
-        parts = [*(layer.seconds for layer in self.layers), self.other]
-        return tuple(seconds / sum(parts) for seconds in parts)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data for JSON, with `other` and the shares."""
-        return super().to_dict() | {"other": self.other, "shares": list(self.shares)}
-
-
-def runtime(
+def runtimes(
     flow: Flow,
     n: int,
-    plan: str | Plan = "selective",
+    plans: Mapping[str, Plan],
     *,
+    runs: int = 1,
     repeats: int = 3,
     seed: int = 0,
     denoise: bool | None = None,
-    options: dict[str, Any] | None = None,
+    backend: Backend | None = None,
+    plain: bool = False,
     progress: Note = lambda text: None,
     **condition: Any,
-) -> Runtime:
-    """Sample a batch of n `repeats` times, after a first sample that pays for one-time costs.
+) -> list[dict[str, Any]]:
+    """Sample batches of n by every plan: `runs` runs of `repeats` batches, each with new noise.
 
-    denoise: default: flows that were trained with noise. options: decode's tol, init and the like.
-    condition: labels, context, guidance. Of several processes each samples a batch, and all get all samples.
+    One row of plain data per plan; seconds are means per batch. runs, seconds, spread: of decoding alone, the
+    mean of each run, of all, and the largest deviation of a run. whole...: the same with `other`, all that is
+    not a block: noise, denoising, communication (gathering the samples of all processes, `gathered` of them),
+    and the rest between blocks. layers: seconds and mean sweeps of the blocks in sampling order; shares: of
+    the whole, each block and then `other`. largest, mean: the deviation from the first plan.
+
+    denoise: default: flows that were trained with noise. plain: also by the loop of public code, which comes
+    first. condition: labels, context, guidance. Of several processes each samples a batch, and all get all
+    samples. Noise, denoising and communication do not depend on the plan and are timed once per batch.
     """
     clean = bool(getattr(flow.config, "noise_std", 0.0)) if denoise is None else denoise
-    chosen = flow.plan(plan, n=n, **(options or {}))
-    flow.decode(flow.noise(1, seed), chosen, **select_rows(condition, slice(1), n))
-    runs = []
-    for i in range(repeats):
-        progress(f"run {i + 1} of {repeats}")
-        runs.append(_one_run(flow, n, chosen, seed, clean, condition))
-    median = {name: np.median([run[name] for run in runs], axis=0).tolist() for name in runs[0]}
-    blocks = zip(median.pop("seconds"), median.pop("sweeps"), strict=True)
-    return Runtime(
-        plan=plan if isinstance(plan, str) else "plan",
-        batch=n,
-        repeats=repeats,
-        threads=torch.get_num_threads(),
-        device=str(next(flow.parameters()).device),
-        layers=tuple(BlockTime(seconds=seconds, sweeps=sweeps) for seconds, sweeps in blocks),
-        gathered=n * _processes(),
-        **median,
-    )
+    device = next(flow.parameters()).device
+    for plan in {*plans.values(), Plan((Method(max_sweeps=1),) * len(flow.blocks))}:
+        z = flow.noise(1, seed)  # a first sample pays for one-time costs
+        first = select_rows(condition, slice(1), n)
+        flow.decode(z, plan, backend=backend, on_failure="return", warn=False, **first)
+    around: list[dict[str, float]] = []
+    decoded: dict[str, list[dict[str, Any]]] = {name: [] for name in ((PLAIN,) if plain else ()) + (*plans,)}
+    for i in range(runs * repeats):
+        progress(f"batch {i + 1} of {runs * repeats}")
+        if _processes() > 1:
+            dist.barrier()  # waiting for a late process is not communication
+        clock = Clock(device)
+        z = flow.noise(n, seed, start=i * n)
+        noise = clock.seconds()
+        outs = {
+            name: flow.decode(z, p, backend=backend, warn=False, **condition) for name, p in plans.items()
+        }
+        exact = next(iter(outs.values())).x
+        for name, out in outs.items():
+            blocks = [(b.seconds, b.sweeps.double().mean().item()) for b in out.stats.blocks]
+            decoded[name].append(
+                {"seconds": out.stats.seconds, "blocks": blocks, "status": out.stats.status}
+                | {"backend": out.stats.backend}
+                | deviation(out.x, exact)
+            )
+        if plain:
+            assert isinstance(flow, TarFlow)
+            clock.seconds()
+            x = plain_tarflow(flow, z, condition.get("labels"))
+            loop = {"seconds": clock.seconds(), "blocks": [], "status": Status.EXACT, "backend": "torch"}
+            decoded[PLAIN].append(loop | deviation(x, exact))
+        clock.seconds()
+        x = flow.denoise(exact, labels=condition.get("labels")) if clean else exact
+        denoising = clock.seconds()
+        if _processes() > 1:
+            dist.all_gather([torch.empty_like(x) for _ in range(_processes())], x.contiguous())
+        communication = clock.seconds()
+        around.append({"noise": noise, "denoising": denoising, "communication": communication})
+    shared: dict[str, Any] = {"batch": n, "repeats": repeats, "gathered": n * _processes()}
+    shared |= {"threads": torch.get_num_threads(), "device": str(device)}
+    shared |= {key: statistics.fmean(each[key] for each in around) for key in around[0]}
+    others = [sum(each.values()) for each in around]
+    return [_summary(name, batches, others, runs, shared) for name, batches in decoded.items()]
 
 
-def _one_run(
-    flow: Flow, n: int, plan: Plan, seed: int, clean: bool, condition: dict[str, Any]
+def _summary(
+    name: str, batches: list[dict[str, Any]], others: list[float], runs: int, shared: dict[str, Any]
 ) -> dict[str, Any]:
-    """Seconds of each part of one run; `seconds` and `sweeps` are those of the blocks."""
-    device, processes = next(flow.parameters()).device, _processes()
-    if processes > 1:
-        dist.barrier()  # waiting for a late process is not communication
-    marks: list[float] = []
-
-    def mark() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        marks.append(time.perf_counter())
-
-    mark()
-    z = flow.noise(n, seed)
-    mark()
-    out = flow.decode(z, plan, **condition)
-    mark()
-    x = flow.denoise(out.x, labels=condition.get("labels")) if clean else out.x
-    mark()
-    if processes > 1:
-        dist.all_gather([torch.empty_like(x) for _ in range(processes)], x.contiguous())
-    mark()
-    noise, decoding, denoising, communication = (b - a for a, b in pairwise(marks))
-    seconds = [b.seconds for b in out.stats.blocks]
-    return {
-        "total": marks[-1] - marks[0],
-        "noise": noise,
-        "denoising": denoising,
-        "communication": communication,
-        "rest": max(decoding - sum(seconds), 0.0),
-        "seconds": seconds,
-        "sweeps": [b.sweeps.double().mean().item() for b in out.stats.blocks],
+    """The row of one plan over all batches."""
+    seconds = np.array([each["seconds"] for each in batches])
+    blocks = np.array([each["blocks"] for each in batches]).mean(0)
+    rest = max(float(seconds.mean() - blocks[:, 0].sum()), 0.0) if len(blocks) else 0.0
+    other = sum(shared[key] for key in ("noise", "denoising", "communication")) + rest
+    parts = [*(float(block[0]) for block in blocks), other]
+    row = shared | {
+        "plan": name,
+        "backend": batches[0]["backend"],
+        "layers": [{"seconds": float(s), "sweeps": float(count)} for s, count in blocks],
+        "shares": [part / sum(parts) for part in parts],
+        "rest": rest,
+        "other": other,
+        "largest": max(each["largest"] for each in batches),
+        "mean": statistics.fmean(each["mean"] for each in batches),
+        "status": max((each["status"] for each in batches), key=lambda status: status.rank).name,
     }
+    for prefix, each in (("", seconds), ("whole_", seconds + others)):
+        means, mean = each.reshape(runs, -1).mean(1), float(each.mean())
+        spread = float(abs(means - mean).max())
+        row |= {
+            f"{prefix}runs": means.tolist(),
+            f"{prefix}spread": spread,
+            prefix.strip("_") or "seconds": mean,
+        }
+    return row
+
+
+class Clock:
+    """Seconds since it was read the last time, with all work of the device done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.mark = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Since the last call."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        before, self.mark = self.mark, time.perf_counter()
+        return self.mark - before
+
+
+def deviation(x: Tensor, exact: Tensor) -> dict[str, float]:
+    """The largest and mean distance of samples from sequential decoding, over finite numbers."""
+    off = (x - exact).abs().double()
+    off = off[off.isfinite()]
+    return {"largest": off.max().item() if len(off) else float("nan"), "mean": off.mean().item()}
 
 
 def _processes() -> int:

@@ -17,8 +17,6 @@ from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.exact_blocks import Note, Record, select_rows
 
-TRAINED = 10  # sweeps: the first block of a trained flow needs at least these
-
 
 class ProgressError(JacobiflowError, ValueError):
     """A folder without checkpoints to compare."""
@@ -30,6 +28,7 @@ class BlockSweeps:
 
     width: int | None  # of its windows; 1 is sequential, None the whole sequence
     mean: float  # over samples
+    error: float  # its standard error; 0 for one sample
     batch_max: float  # of the slowest sample of a batch, mean over batches
     largest: int
     bound: int  # T - 1: the most that sweeps over the whole sequence can take
@@ -92,6 +91,7 @@ def sweeps(
         BlockSweeps(
             width=method.width,
             mean=float(own.mean()),
+            error=float(own.std() / len(own) ** 0.5) if len(own) > 1 else 0.0,
             batch_max=float(most),
             largest=int(own.max()),
             bound=length - 1,
@@ -107,17 +107,6 @@ def sweeps(
         samples=len(z),
         batch=size,
         layers=tuple(layers),
-    )
-
-
-def doubt(counted: Sweeps) -> str | None:
-    """A warning about a flow that looks untrained: its first block, if it is swept, needs too few sweeps."""
-    first = counted.layers[0]
-    if first.width == 1 or first.bound < TRAINED or first.mean >= TRAINED:
-        return None
-    return (
-        f"the first block needs only {first.mean:.1f} sweeps of at most {first.bound}: this looks like an "
-        f"untrained checkpoint (under {TRAINED}), and its numbers say little about trained flows"
     )
 
 

@@ -1,33 +1,30 @@
-"""`jacobiflow analyze`: a table of studies, each measured by `jacobiflow_lab.analysis`."""
+"""`jacobiflow analyze`: the items of `reproduce` that are about one flow, on any checkpoint."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from textwrap import fill
+from typing import Annotated, Literal
 
 import torch
 import tyro
-from torch import Tensor
 
 import jacobiflow
 from jacobiflow.cli import options as cli
+from jacobiflow.core import tables
 from jacobiflow.core.processes import World, leave_process_group
+from jacobiflow.core.records import as_json
 from jacobiflow.flows.checkpoint import load
-from jacobiflow.flows.flow import Flow
-from jacobiflow_lab.analysis import plots
-from jacobiflow_lab.analysis.convergence import Convergence, convergence
-from jacobiflow_lab.analysis.exact_blocks import Note
-from jacobiflow_lab.analysis.memory import memory
-from jacobiflow_lab.analysis.redundancy import OFFSETS, VARIANTS, redundancy
-from jacobiflow_lab.analysis.runtime import Runtime, runtime
-from jacobiflow_lab.analysis.sweeps import Sweeps, doubt, kept, progress, sweeps
-
-CURVE_SAMPLES = 8  # enough for curves of convergence
-BLOCKS = "block ..."  # in a study's head: one column per block
+from jacobiflow_lab.analysis.redundancy import OFFSETS
+from jacobiflow_lab.analysis.sweeps import kept
+from jacobiflow_lab.paper import convergence, costs, redundancy, timing, undertrained
+from jacobiflow_lab.paper.models import Scale
+from jacobiflow_lab.paper.sampling import PAPER_METHODS
+from jacobiflow_lab.paper.session import Session, Task
+from jacobiflow_lab.paper.tables import TABLES, layout
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Args:
     batch: int = 16
     """Samples per batch, for sweeps, runtime and memory."""
     repeats: int = 3
-    """runtime: runs per plan; their median is shown."""
+    """runtime: batches per plan; their mean is shown."""
     seed: int = 0
     """Seed of the noise. Sample i depends on (seed, i) only."""
     device: str = "auto"
@@ -74,177 +71,13 @@ class Args:
     """Print JSON instead of tables."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """What every study works on."""
-
-    args: Args
-    studies: tuple[str, ...]
-    source: str
-    flow: Flow
-    z: Tensor
-    labels: Tensor | None
-    world: World
-
-    @property
-    def batch(self) -> int:
-        """Samples per batch."""
-        return min(self.args.batch, self.args.n)
-
-    @property
-    def swept(self) -> dict[str, Any]:
-        """Options of plans that sweep."""
-        return {"tol": self.args.tol, "init": self.args.init}
-
-    def first(self, n: int) -> dict[str, Any]:
-        """Noise and labels of the first n samples."""
-        return {"z": self.z[:n], "labels": None if self.labels is None else self.labels[:n]}
-
-
-@dataclass(frozen=True)
-class Study:
-    """What is measured, how it is drawn, and the table of it.
-
-    measure: a record of `jacobiflow_lab.analysis`, or a list of records, one per plan.
-    pictures: (file, function that draws it and returns False if there is nothing to draw, title).
-    about: the sentence above the table, a template. head, rows: of the table; BLOCKS is one column per block.
-    """
-
-    measure: Callable[[Job, Note], Any]
-    pictures: Sequence[tuple[str, Callable[..., Any], str]]
-    about: str
-    head: Sequence[str]
-    rows: Callable[[Any], list[tuple[str, ...]]]
-
-
-def sweeps_by_plan(job: Job, say: Note) -> list[Sweeps]:
-    """Sweeps of the paper's two plans."""
-    options = job.swept | {"batch": job.args.batch, "labels": job.labels}
-    return [
-        sweeps(job.flow, job.z, plan, progress=partial(say_of_plan, say, plan), **options)
-        for plan in ("uniform", "selective")
-    ]
-
-
-def runtime_by_plan(job: Job, say: Note) -> list[Runtime]:
-    """Run time of the paper's plans; of several processes each samples a batch of its own."""
-    shared: dict[str, Any] = {"repeats": job.args.repeats, "seed": job.args.seed + job.world.rank}
-    shared["labels"] = job.first(job.batch)["labels"]
-    plans = {"sequential": {}, "uniform": job.swept, "selective": job.swept}
-    return [
-        runtime(
-            job.flow, job.batch, plan, options=options, progress=partial(say_of_plan, say, plan), **shared
-        )
-        for plan, options in plans.items()
-    ]
-
-
-def say_of_plan(say: Note, plan: str, text: str) -> None:
-    """Report progress with a plan."""
-    say(f"{plan}, {text}")
-
-
-def convergence_rows(result: Convergence) -> list[tuple[str, ...]]:
-    """Errors after a few numbers of sweeps."""
-    falls = {True: "yes", False: "no", None: "too few"}
-    rows = []
-    for i, b in enumerate(result.blocks):
-        errors = [f"{b.jacobi[k]:.3g}" if k < len(b.jacobi) else "" for k in (0, 1, 2, 5, 10)]
-        rows.append((plots.block_name(i), *errors, str(len(b.jacobi) - 1), falls[b.ratio_falls]))
-    return rows
-
-
-def sweeps_rows(result: list[Sweeps]) -> list[tuple[str, ...]]:
-    """Mean and batch maximum per plan."""
-    rows = []
-    for plan in result:
-        rows.append((plan.plan, "mean", *(f"{s.mean:.1f}" for s in plan.layers)))
-        rows.append(("", "batch max", *(f"{s.batch_max:.1f}" for s in plan.layers)))
-    return rows
-
-
 STUDIES = {
-    "redundancy": Study(
-        lambda job, say: redundancy(job.flow, job.z, offsets=job.args.o, labels=job.labels, progress=say),
-        [
-            ("redundancy.png", plots.save_redundancy, "masked against standard block outputs"),
-            *(
-                (
-                    f"masked-{v}.png",
-                    partial(plots.save_masked, variant=v),
-                    f"o nearest predecessors masked ({v})",
-                )
-                for v in VARIANTS
-            ),
-        ],
-        "cosine similarity / L2 distance, each block given its exact input, {result.samples} samples",
-        ("masking", "o", BLOCKS),
-        lambda result: [
-            (m.variant, str(m.o), *(f"{d.cosine:.3f} / {d.l2:.3g}" for d in m.layers)) for m in result.masked
-        ],
-    ),
-    "convergence": Study(
-        lambda job, say: convergence(
-            job.flow, init=job.args.init, double=True, progress=say, **job.first(CURVE_SAMPLES)
-        ),
-        [
-            ("convergence.png", plots.save_convergence, "error of each block"),
-            ("ratios.png", plots.save_ratios, "ratio of successive errors"),
-        ],
-        "L2 distance to the exact answer after sweeps, mean of {result.samples} samples, {result.dtype}",
-        ("", "error at first", "after 1", "after 2", "after 5", "after 10", "sweeps", "ratio falls"),
-        convergence_rows,
-    ),
-    "sweeps": Study(
-        sweeps_by_plan,
-        [("sweeps.png", plots.save_sweeps, "sweeps of each block")],
-        "sweeps, {job.args.n} samples in batches of {job.batch}",
-        ("plan", "", BLOCKS),
-        sweeps_rows,
-    ),
-    "runtime": Study(
-        runtime_by_plan,
-        [("runtime.png", plots.save_runtime, "where the time goes")],
-        "seconds per batch of {job.batch}, median of {job.args.repeats} runs, processes: {job.world.size}; "
-        "other: noise, denoising, communication",
-        ("plan", BLOCKS, "other", "total"),
-        lambda result: [
-            (r.plan, *(f"{seconds:.3f}" for seconds in (*(x.seconds for x in r.layers), r.other, r.total)))
-            for r in result
-        ],
-    ),
-    "memory": Study(
-        lambda job, say: memory(
-            job.source,
-            n=job.batch,
-            labels=None if job.labels is None else job.labels[: job.batch].tolist(),
-            tol=job.args.tol,
-            seed=job.args.seed,
-            device=str(job.z.device),
-            progress=say,
-        ),
-        [("memory.png", plots.save_memory, "peak memory of decoding")],
-        "peak memory of decoding {result.batch} samples beyond what was held before "
-        "({result.peaks[0].measure})",
-        ("plan", "cache", "peak MiB"),
-        lambda result: [(p.plan, "yes" if p.cache else "no", f"{p.peak / 2**20:.1f}") for p in result.peaks],
-    ),
-    "progress": Study(
-        lambda job, say: progress(
-            job.args.model,
-            n=job.args.n,
-            seed=job.args.seed,
-            labels=lambda classes: cli.parse_labels(job.args.labels, job.args.n, classes),
-            device=job.z.device,
-            batch=job.args.batch,
-            say=say,
-            **job.swept,
-        ),
-        [("progress.png", plots.save_progress, "sweeps along training")],
-        "sweeps of each block, all swept, mean of {job.args.n} samples",
-        ("step", BLOCKS),
-        lambda result: [(str(m.step), *(f"{s.mean:.1f}" for s in m.sweeps.layers)) for m in result.moments],
-    ),
+    "redundancy": redundancy.ITEM,
+    "convergence": convergence.ITEM,
+    "sweeps": costs.SWEEPS,
+    "runtime": timing.ITEM,
+    "memory": costs.MEMORY,
+    "progress": undertrained.ITEM,
 }
 
 
@@ -253,18 +86,19 @@ def main(argv: Sequence[str]) -> None:
     args = cli.parse(Args, argv, command="analyze")
     world = World.from_environment()
     try:
-        leaders: list[Job] = []
+        leaders: list[tuple[Task, tuple[str, ...]]] = []
         world.share(lambda: leaders.append(prepare(args, world)))  # mistakes are reported once
         if world.leader:
-            work(leaders[0])
+            work(args, world, *leaders[0])
         else:
-            runtime_by_plan(prepare(args, world), lambda text: None)  # the only study of several processes
+            task, _ = prepare(args, world)
+            timing.measure(task)  # the only study of several processes
     finally:
         leave_process_group()
 
 
-def prepare(args: Args, world: World) -> Job:
-    """The model, the noise and the names of the studies. Checks all options before any work."""
+def prepare(args: Args, world: World) -> tuple[Task, tuple[str, ...]]:
+    """The model with its settings, and the names of the studies. Checks all options before any work."""
     for name in args.what:
         if name not in STUDIES:
             raise ValueError(f"--what knows {', '.join(STUDIES)}, not {name!r}")
@@ -285,47 +119,63 @@ def prepare(args: Args, world: World) -> Job:
         raise ValueError("several processes measure run time only: add --what runtime, or start one process")
     flow = load(source, device=world.device(cli.pick_device(args.device))).requires_grad_(False)
     cli.refuse_context(flow, "jacobiflow_lab.analysis")
-    labels = cli.parse_labels(args.labels, args.n, flow.num_classes)
+    labels = cli.label_cycle(args.labels, flow.num_classes)
     flow.plan("uniform", tol=args.tol, init=args.init)  # raises if tol is wrong
     cli.make_folder(args.out)
-    return Job(args, studies, source, flow, flow.noise(args.n, args.seed), labels, world)
+    batch = min(args.batch, args.n)
+    scale = Scale(
+        name="cpu",
+        images=(),
+        batches=(batch,),
+        repeats=args.repeats,
+        runs=1,
+        backends=(None,),
+        methods=PAPER_METHODS,
+        analysed=args.n,
+        swept=args.n,
+        memory_batch=batch,
+        tau=args.tol,
+        inits=(args.init,),
+        offsets=args.o,
+    )
+    session = Session(
+        scale=scale,
+        out=args.out,
+        device=next(flow.parameters()).device,
+        seed=args.seed + (world.rank if world.size > 1 else 0),
+        labels=labels,
+        features=False,
+    )
+    run = Path(args.model) if checkpoints else None
+    return Task(session, args.model, args.out, flow=flow, run=run, prefix=""), studies
 
 
-def work(job: Job) -> None:
-    """Warn, measure, write and report."""
-    args = job.args
-    warning = doubt(sweeps(job.flow, plan="uniform", **job.first(CURVE_SAMPLES), **job.swept))
-    if warning is not None:
-        cli.note(f"jacobiflow analyze: {warning}")
+def work(args: Args, world: World, task: Task, studies: tuple[str, ...]) -> None:
+    """Measure, write and report."""
     about = {
         "model": args.model,
         "n": args.n,
         "seed": args.seed,
         "labels": args.labels,
         "threads": torch.get_num_threads(),
-        "processes": job.world.size,
-        "device": str(job.z.device),
-        "warning": warning,
+        "processes": world.size,
+        "device": str(task.device),
         "versions": {"jacobiflow": jacobiflow.__version__, "torch": torch.__version__},
     }
-    blocks = [plots.block_name(i) for i in range(len(job.flow.blocks))]
     doc, texts, files = dict(about), [], []
-    for name in job.studies:
-        study = STUDIES[name]
+    for name in studies:
+        item = STUDIES[name]
         with cli.progress(f"{name}:") as show:
-            result = study.measure(job, show)
-        doc[name] = (
-            {"plans": [plan.to_dict() for plan in result]} if isinstance(result, list) else result.to_dict()
-        )
+            task.session.note = show
+            result = item.run(task)
+        doc[name] = as_json(result.data)
         text = json.dumps(about | {name: doc[name]}, indent=2, allow_nan=False) + "\n"
         (args.out / f"{name}.json").write_text(text, encoding="utf-8")
-        files.append(f"{name}.json")
-        for file, draw, title in study.pictures:
-            if draw(result, args.out / file, title=f"{args.model}: {title}") is not False:
-                files.append(file)
-        head = [name for column in study.head for name in (blocks if column == BLOCKS else [column])]
-        texts.append(
-            f"{study.about.format(job=job, result=result)}\n\n{cli.table([head, *study.rows(result)])}"
-        )
+        files += [f"{name}.json", *(picture.file for picture in result.pictures)]
+        for table in TABLES[item.name]:
+            grid = layout(table, {args.model: {"data": doc[name]}})
+            if grid.rows:
+                head = f"{name}: {grid.title.removeprefix('Ours: ')}" if grid.title != "Ours" else name
+                texts.append(f"{head}\n\n{tables.table(grid.texts())}\n\n{fill(grid.note, 100)}".rstrip())
     texts.append(f"written to {args.out}: {', '.join(files)}")
     cli.report(doc | {"files": files}, "\n\n".join(texts), as_json=args.json)

@@ -16,9 +16,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 import jacobiflow
-from jacobiflow.cli.options import label_cycle, note, parse, pick_device, refuse_context, report, table
+from jacobiflow.cli.options import label_cycle, note, parse, pick_device, refuse_context, report
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.results import Decoded
+from jacobiflow.core.tables import table
 from jacobiflow.data.sources import DataConfig, Images, load_images
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow

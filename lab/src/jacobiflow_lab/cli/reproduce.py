@@ -12,20 +12,22 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jacobiflow.cli.options import listing, make_folder, note, parse, pick_device, report, table
+from jacobiflow.cli.options import listing, make_folder, note, parse, pick_device, report
 from jacobiflow.core.processes import World
+from jacobiflow.core.tables import table
 from jacobiflow.training.train import train
 from jacobiflow_lab.baselines import train_baseline
 from jacobiflow_lab.baselines.training import Kind
 from jacobiflow_lab.paper.assets import local_recipe
-from jacobiflow_lab.paper.judge import judge_claims, verdict_word
+from jacobiflow_lab.paper.claims import judge_claims, verdict_word
 from jacobiflow_lab.paper.models import SCALES, Model
+from jacobiflow_lab.paper.paper_items import PAPER_ITEMS
 from jacobiflow_lab.paper.registry import ITEMS, choose
 from jacobiflow_lab.paper.report import write_report
 from jacobiflow_lab.paper.runner import load_rows, run_items
 from jacobiflow_lab.paper.schema import Doc, Item
 from jacobiflow_lab.paper.session import Session
-from jacobiflow_lab.paper.tables import Grid, layout
+from jacobiflow_lab.paper.tables import TABLES, Grid, layout, shows
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Args:
     items: tyro.conf.Positional[tuple[str, ...]] = ()
     """Tables and figures. Default: all. `jacobiflow reproduce list` lists them."""
     scale: Literal["cpu", "paper"] = "cpu"
-    """cpu: small models, an hour on two cores. paper: the paper's models and rules, with a GPU."""
+    """cpu: models that fit a CPU. paper: the paper's models and rules, with a GPU."""
     out: Path = Path("report")
     """Folder for results."""
     models: tuple[str, ...] = ()
@@ -69,7 +71,7 @@ class Args:
     again: bool = False
     """Measure again what is already there."""
     publish: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Also write a copy of report and JSON without pictures that may not be redistributed."""
+    """Also write a copy of report and JSON, pictures in the page, with the licence of AFHQ."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     json: bool = False
@@ -80,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = parse(Args, argv, command="reproduce")
     if args.items == ("list",):
-        print(listing((item.name, f"{item.paper.title} ({item.paper.shows})") for item in ITEMS.values()))
+        print(listing((name, f"{paper.title} ({paper.shows})") for name, paper in PAPER_ITEMS.items()))
         return
     check(args)
     items = choose(args.items)
@@ -93,7 +95,9 @@ def main(argv: Sequence[str]) -> None:
     page = write_report(args.out, docs, claims)
     if args.publish is not None:
         write_report(args.out, docs, claims, to=args.publish)
-    tables = {item.name: [layout(one, docs[item.name]) for one in item.tables] for item in items}
+    tables = {
+        item.name: [layout(one, docs[item.name], item.name) for one in TABLES[item.name]] for item in items
+    }
     doc: Doc = {
         "out": str(args.out),
         "report": str(page),
@@ -162,11 +166,9 @@ def text(items: Sequence[Item], tables: dict[str, list[Grid]], claims: Any, page
     for item in items:
         for grid in tables[item.name]:
             note_below = "\n\n" + fill(grid.note, 100) if grid.note else ""
-            parts.append(
-                f"{item.paper.title} ({item.paper.shows}). {grid.title}\n{table(grid.texts())}{note_below}"
-            )
+            parts.append(f"{shows(item.name)}. {grid.title}\n{table(grid.texts())}{note_below}")
     lines = [
-        f"  {verdict_word(entry):<14}  {model}: {claim['text']}"
+        f"  {verdict_word(entry):<14}  {model}: {claim['text']} {entry.get('reason', '')}".rstrip()
         for claim in claims
         for model, entry in claim["models"].items()
     ]

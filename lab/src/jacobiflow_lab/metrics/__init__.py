@@ -6,6 +6,7 @@
 1.0
 """
 
+from jacobiflow_lab.metrics.bootstrap import paired_changes
 from jacobiflow_lab.metrics.brisque import brisque_scores, mean_brisque
 from jacobiflow_lab.metrics.clip_iqa import ClipScorer, mean_clip_iqa
 from jacobiflow_lab.metrics.errors import MetricError
@@ -38,6 +39,7 @@ __all__ = [
     "load_inception",
     "mean_brisque",
     "mean_clip_iqa",
+    "paired_changes",
     "paired_distance",
     "real_moments",
     "reconstruct",

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import jacobiflow
 from jacobiflow.core.method import Plan
+from jacobiflow.core.pictures import as_images
 from jacobiflow.core.processes import World
-from jacobiflow.data.pictures import as_images
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.flow import Flow

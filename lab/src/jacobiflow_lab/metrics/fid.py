@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from jacobiflow_lab.metrics.errors import MetricError, optional
 from jacobiflow_lab.metrics.metric import Metric
-from jacobiflow_lab.metrics.moments import Moments
+from jacobiflow_lab.metrics.moments import Moments, root
 
 SUBSETS, SUBSET_SIZE = 100, 1000  # of KID, where there are as many images
 
@@ -48,7 +48,7 @@ def fid_of(real: Tensor | Moments, fake: Tensor | Moments, *, network: str = "")
     if a.total is None and b.total is None and max(a.count, b.count) <= a.size:
         value = _frechet_rows(a.features.double(), b.features.double())
     else:
-        value = frechet(a.mean, a.cov, b.mean, b.cov)
+        value = frechet_from_root(a.mean, a.root, b.mean, b.cov)
     return FID(value=value, samples=b.count, real=a.count, network=network)
 
 
@@ -61,11 +61,14 @@ def frechet(mu1: Tensor, cov1: Tensor, mu2: Tensor, cov2: Tensor) -> float:
     >>> frechet(torch.zeros(2), torch.eye(2), torch.tensor([3.0, 4.0]), 4 * torch.eye(2))  # 25 + 2 (1 - 2)^2
     27.0
     """
-    mu1, cov1, mu2, cov2 = (x.double() for x in (mu1, cov1, mu2, cov2))
-    values, vectors = torch.linalg.eigh(cov1)
-    half = vectors * values.clamp_min(0).sqrt()  # half half' = cov1
+    return frechet_from_root(mu1, root(cov1), mu2, cov2)
+
+
+def frechet_from_root(mu1: Tensor, half: Tensor, mu2: Tensor, cov2: Tensor) -> float:
+    """`frechet` where half half' is the first covariance."""
+    mu1, mu2, cov2 = (x.double() for x in (mu1, mu2, cov2))
     cross = torch.linalg.eigvalsh(half.T @ cov2 @ half).clamp_min(0).sqrt().sum()
-    return float((mu1 - mu2).square().sum() + cov1.trace() + cov2.trace() - 2 * cross)
+    return float((mu1 - mu2).square().sum() + half.square().sum() + cov2.trace() - 2 * cross)
 
 
 def _frechet_rows(a: Tensor, b: Tensor) -> float:

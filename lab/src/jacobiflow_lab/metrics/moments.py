@@ -1,7 +1,8 @@
-"""Features of many images in bounded memory, and those of real images kept between runs."""
+"""Features of many images in bounded memory, kept between runs."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import warnings
 from dataclasses import dataclass
@@ -61,6 +62,17 @@ class Moments:
             rows = self.features.double() - self.mean
             return rows.T @ rows / (self.count - 1)
         return (self.products - torch.outer(self.total, self.total) / self.count) / (self.count - 1)
+
+    @functools.cached_property
+    def root(self) -> Tensor:
+        """[D, D] in float64: root root' is the covariance. It takes seconds and is computed once."""
+        return root(self.cov)
+
+
+def root(cov: Tensor) -> Tensor:
+    """A matrix whose product with its transpose is `cov`, in float64."""
+    values, vectors = torch.linalg.eigh(cov.double())
+    return vectors * values.clamp_min(0).sqrt()  # type: ignore[no-any-return]
 
 
 class Collector:
@@ -124,6 +136,19 @@ def real_moments(
     return moments
 
 
+def stored_features(pixels: Tensor, network: Network) -> Tensor:
+    """Features [N, D] of images, computed once and then kept in the user's cache folder by their content.
+
+    Batches that are always cut alike, such as those of a fixed seed, can so be computed over several days.
+    """
+    name = digest(pixels, network.version)
+    stored = load_moments(name)
+    if stored is None:
+        stored = Moments.of(features(pixels, network))
+        save_moments(name, stored)
+    return stored.features
+
+
 def digest(pixels: Tensor, network: str) -> str:
     """A name for exactly these pixels and this network."""
     rows = pixels.cpu().contiguous()
@@ -170,5 +195,5 @@ def save_moments(name: str, moments: Moments) -> None:
             write_own(path, save(stored))
     except OSError as error:
         assert path is not None
-        text = f"features of real images cannot be stored in {path.parent}: {error.strerror}"
+        text = f"features of images cannot be stored in {path.parent}: {error.strerror}"
         warnings.warn(text, stacklevel=2)

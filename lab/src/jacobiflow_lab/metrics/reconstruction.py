@@ -20,6 +20,7 @@ class Reconstruction:
     """Differences of decode(encode(x).z) from real images x, in the units of the flow's data."""
 
     mse: float  # mean squared difference, the paper's error
+    mse_error: float  # its standard error over images; 0 for one image
     mean: float  # mean absolute difference
     largest: float
     images: int
@@ -55,8 +56,15 @@ def reconstruction(values: Tensor) -> Reconstruction:
     if not len(kept):
         raise MetricError(f"reconstruction: none of {len(values)} images has a finite reconstruction")
     mse, mean, _ = kept.mean(0).tolist()
-    largest, lost = float(kept[:, 2].max()), len(values) - len(kept)
-    return Reconstruction(mse=mse, mean=mean, largest=largest, images=len(kept), not_finite=lost)
+    error = float(kept[:, 0].std() / len(kept) ** 0.5) if len(kept) > 1 else 0.0
+    return Reconstruction(
+        mse=mse,
+        mse_error=error,
+        mean=mean,
+        largest=float(kept[:, 2].max()),
+        images=len(kept),
+        not_finite=len(values) - len(kept),
+    )
 
 
 def invertibility(residual: Tensor) -> Invertibility:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Plan
+from jacobiflow.core.pictures import as_images
 from jacobiflow.core.results import Decoded
-from jacobiflow.data.pictures import as_images
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.flow import Flow
@@ -23,7 +23,7 @@ from jacobiflow_lab.metrics.distributed_map import DistributedMap
 from jacobiflow_lab.metrics.errors import MetricError
 from jacobiflow_lab.metrics.inception import Network, as_pixels, features, load_inception
 from jacobiflow_lab.metrics.metric import Evidence, Metric, Score
-from jacobiflow_lab.metrics.moments import KEEP, Collector, Moments
+from jacobiflow_lab.metrics.moments import KEEP, Collector, Moments, stored_features
 
 Draw = Callable[[int, int], Tensor]  # (start, count): images [count, C, H, W] number start, start + 1, ...
 NO_IMAGES = Images(torch.empty(0, 1, 1, 1, dtype=torch.uint8))
@@ -158,10 +158,12 @@ def collect(
     *,
     scored: int | None = None,
     what: str = "samples",
+    stored: bool = False,
 ) -> SampleFeatures:
     """Draw samples 0 .. n - 1 in batches and keep what the scorers see; the same on every process.
 
     scored: how many samples, from the first on, get scores. Default: all. what: the name of the progress.
+    stored: keep the features of each batch in the user's cache folder, so that an interrupted run resumes.
     """
     work, scored, side = work or DistributedMap(), n if scored is None else scored, 0
     collector = Collector(n)
@@ -174,7 +176,8 @@ def collect(
         pixels, side = as_pixels(x[good]), min(x.shape[2:])
         finite.append((start, good.cpu()))
         if scorers.network is not None:
-            collector.add(start, features(pixels, scorers.network))
+            look = stored_features if stored and len(pixels) else features
+            collector.add(start, look(pixels, scorers.network))
         few = pixels[: int(good[: max(scored - start, 0)].sum())]
         for name, score in scorers.scores.items():
             if len(few):

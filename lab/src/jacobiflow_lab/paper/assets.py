@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.sources import Images, load_images
 from jacobiflow.flows.checkpoint import CONFIG, bundled_names, load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF
+from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
 from jacobiflow.training.recipe import Recipe
 from jacobiflow_lab.analysis.sweeps import kept
 from jacobiflow_lab.paper.models import MODELS, Model
@@ -23,10 +26,23 @@ if TYPE_CHECKING:
 
 def load_flow(session: Session, name: str) -> Flow:
     """The model of that name: a trained folder, else the bundled one."""
+    if name in session.scale.random:
+        return random_flow(session.scale.random[name]).to(session.device)
     folder = model_folder(session, name)
     if folder is None and name not in bundled_names():
         folder = train_missing(session, MODELS[name])
     return load(folder or name, device=session.device)
+
+
+def random_flow(config: dict[str, Any]) -> TarFlow:
+    """A TarFlow of this shape whose weights are small random numbers: for what does not depend on them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        flow = TarFlow(TarFlowConfig(**({"blocks": 1, "image_channels": 3} | config)))
+        with torch.no_grad():
+            for p in flow.parameters():
+                p.add_(0.01 * torch.randn_like(p))
+    return flow.requires_grad_(False)
 
 
 def model_folder(session: Session, name: str) -> Path | None:

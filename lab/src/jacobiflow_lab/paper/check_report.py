@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jacobiflow.core.files import read_text
 from jacobiflow.core.records import parse_json
-from jacobiflow_lab.paper.judge import verdict_word
+from jacobiflow_lab.paper.claims import verdict_word
 from jacobiflow_lab.paper.schema import CLAIMS, Doc, find, write
 
 

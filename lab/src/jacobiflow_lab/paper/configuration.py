@@ -8,7 +8,6 @@ from jacobiflow.flows.tarflow import TarFlow
 from jacobiflow_lab.paper.models import MODELS
 from jacobiflow_lab.paper.schema import Item, Result
 from jacobiflow_lab.paper.session import Task
-from jacobiflow_lab.paper.tables import Column, Table
 
 
 def run(task: Task) -> Result:
@@ -17,28 +16,11 @@ def run(task: Task) -> Result:
     assert isinstance(flow, TarFlow)
     count = sum(p.numel() for p in flow.parameters())
     config = asdict(flow.config) | {"positions": flow.latent_shape[0], "parameters": count}
-    return Result(data=config | {"recipe": MODELS[task.model].recipe}, counts={"models": 1})
+    return Result(
+        data=config
+        | {"recipe": MODELS[task.model].recipe, "size": "small" if MODELS[task.model].small else "main"},
+        counts={"models": 1},
+    )
 
 
-CONFIGURATION = Table(
-    title="Our models",
-    columns=(
-        Column("resolution", "{image_size:,}"),
-        Column("patch size", "{patch_size:,}"),
-        Column("positions", "{positions:,}"),
-        Column("blocks", "{blocks:,}"),
-        Column("layers per block", "{layers_per_block:,}"),
-        Column("width", "{width:,}"),
-        Column("classes", "{num_classes:,}"),
-        Column("noise in training", "{noise_std:g}"),
-        Column("parameters", "{parameters:,}"),
-    ),
-)
-
-ITEM = Item(
-    name="configuration",
-    run=run,
-    noise=False,
-    tables=(CONFIGURATION,),
-    minutes=lambda scale, model: 0.02,
-)
+ITEM = Item(name="configuration", run=run, noise=False, minutes=lambda scale, model: 0.02)

@@ -1,150 +1,155 @@
-"""What decoding costs: sweeps (Table A3), run time (Table A4), memory (appendix on memory)."""
+"""What decoding costs besides time: sweeps (Table A3) and memory (appendix on memory)."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import statistics
 
+from jacobiflow.flows.tarflow import TarFlow
 from jacobiflow_lab.analysis.memory import memory
-from jacobiflow_lab.analysis.plots import save_memory, save_runtime, save_sweeps
-from jacobiflow_lab.analysis.runtime import runtime
-from jacobiflow_lab.analysis.sweeps import sweeps
-from jacobiflow_lab.paper.sampling import TAU, all_plans
-from jacobiflow_lab.paper.schema import Item, Picture, Result
+from jacobiflow_lab.analysis.plots import save_lines, save_memory, save_sweeps
+from jacobiflow_lab.analysis.runtime import runtimes
+from jacobiflow_lab.analysis.sweeps import Sweeps, sweeps
+from jacobiflow_lab.paper.assets import random_flow
+from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
 from jacobiflow_lab.paper.session import Task
-from jacobiflow_lab.paper.tables import Column, Table
 
-SWEEP_BATCHES = 4  # over which the maxima of batches are averaged
-MEMORY_BATCH = 16  # the paper's
+AFHQ_BLOCKS = 8  # the paper's
+AFHQ_SWEEPS = (6.6, 6.0, 5.2, 5.0, 5.9, 4.5, 4.0)  # of its blocks 2 to 8, Table A3
 
 
 def run_sweeps(task: Task) -> Result:
-    """Sweeps of each block at tau 0.5, from zeros as in the paper's algorithm and from our default."""
-    batch = task.scale.batches[-1]
-    n = SWEEP_BATCHES * batch
-    z, condition = task.flow.noise(n, task.seed), task.condition(n)
+    """Sweeps of each block at tau, from zeros as in the paper's algorithm and from our default."""
+    scale, n = task.scale, task.scale.swept
+    z, batch = task.flow.noise(n, task.seed), min(task.scale.batches[-1], n)
     found = {
-        f"{plan}, {init}": sweeps(task.flow, z, plan, tol=TAU, init=init, batch=batch, **condition)
+        f"{plan}, {init}" if init else plan: sweeps(
+            task.flow, z, plan, tol=scale.tau, init=init, batch=batch, **task.condition(n)
+        )
         for plan in ("selective", "uniform")
-        for init in ("zeros", "previous")
+        for init in scale.inits
     }
     path = task.picture("sweeps")
-    both = [found["selective, zeros"], found["uniform, zeros"]]
-    save_sweeps(both, path, title=f"{task.model}: sweeps of each block, from zeros")
+    both = [one for name, one in found.items() if name.endswith(scale.inits[0] or name)]
+    save_sweeps(both, path, title=f"{task.model}: sweeps of each block")
+    caption = f"{task.model}: mean over samples, and the slowest of each batch. Fewer is better."
     return Result(
-        data={"tau": TAU, "plans": {name: one.to_dict() for name, one in found.items()}},
+        data={
+            "tau": scale.tau,
+            "plans": {name: one.to_dict() | extremes(one) for name, one in found.items()},
+        },
         counts={"samples": n, "batch": batch},
-        pictures=(Picture(path.name, f"{task.model}: mean over samples, and the slowest of each batch."),),
+        pictures=(Picture(path.name, caption),),
     )
 
 
-def run_runtime(task: Task) -> Result:
-    """Seconds of each block, and of noise, denoising and the rest."""
-    scale, batch = task.scale, task.scale.batches[-1]
-    condition = task.condition(batch)
-    named = [
-        replace(
-            runtime(task.flow, batch, plan, repeats=scale.repeats, seed=task.seed, **condition), plan=method
-        )
-        for method, plan in all_plans(task, batch).items()
-    ]
-    path = task.picture("runtime")
-    save_runtime(named, path, title=f"{task.model}: where the seconds go")
-    rows = {one.plan: one.to_dict() for one in named}
-    for row in rows.values():
-        row["speedup"] = rows["sequential"]["total"] / row["total"]
-    return Result(
-        data={"tau": TAU, "plans": rows},
-        counts={"batch": batch, "runs": scale.repeats},
-        pictures=(Picture(path.name, f"{task.model}: a batch of {batch}."),),
-    )
+def extremes(found: Sweeps) -> Doc:
+    """What claims are about: sweeps of the first two blocks and of the others, and the largest error."""
+    first, second, *later = means = [layer.mean for layer in found.layers] + [0.0] * (len(found.layers) == 1)
+    return {
+        "first": first,
+        "second": second,
+        "most": max(means[1:]),
+        "median": statistics.median(means[1:]),
+        "most_after_second": max(later, default=0.0),
+        "error": max(layer.error for layer in found.layers),
+    }
 
 
 def run_memory(task: Task) -> Result:
     """Peak memory of decoding a batch of 16, each plan in a process of its own."""
-    labels = task.labels(MEMORY_BATCH)
+    batch = task.scale.memory_batch
+    labels = task.labels(batch)
     found = memory(
         task.flow,
-        n=MEMORY_BATCH,
+        n=batch,
         labels=None if labels is None else labels.tolist(),
-        tol=TAU,
+        tol=task.scale.tau,
         seed=task.seed,
         device=str(task.device),
     )
     path = task.picture("memory")
     save_memory(found, path, title=f"{task.model}: memory of decoding")
-    doc = found.to_dict()
-    for peak in doc["peaks"]:
-        peak["peak_mib"] = peak["peak"] / 2**20
     return Result(
-        data=doc,
-        counts={"batch": MEMORY_BATCH},
-        pictures=(Picture(path.name, f"{task.model}: beyond weights and code."),),
+        data=found.to_dict(),
+        counts={"batch": batch},
+        pictures=(Picture(path.name, f"{task.model}: beyond weights and code. Less is better."),),
     )
 
 
-def sweeps_table(title: str, key: str, note: str) -> Table:
-    """One row per plan, one column per block."""
-    columns = (
-        Column("plan, first guess", "{#}"),
-        Column("block *", f"{{layers/*/{key}:.1f}}", over="layers", empty=""),
+def run_lengths(task: Task) -> Result:
+    """Peak memory against the length of the sequence, with two blocks of the paper's CIFAR shape."""
+    rows = []
+    for side in task.scale.memory_sides:
+        flow = random_flow(task.scale.random[task.model] | {"image_size": side, "blocks": 2})
+        task.session.note(f"memory at {flow.sequence_shape[0]} positions")
+        found = memory(flow, n=task.scale.memory_batch, tol=task.scale.tau, device=str(task.device))
+        peaks = found.to_dict()["peaks"]
+        ratio = peaks[2]["mib"] / peaks[0]["mib"] if peaks[0]["mib"] else None
+        rows.append({"L": flow.sequence_shape[0], "peaks": peaks, "ratio": ratio})
+    path = task.picture("memory-length")
+    lines = {
+        name_of(peak): [row["peaks"][i]["mib"] for row in rows] for i, peak in enumerate(rows[0]["peaks"])
+    }
+    save_lines(
+        path,
+        [row["L"] for row in rows],
+        lines,
+        title="memory of decoding against the length",
+        labels=("positions L", "MiB"),
+        log=True,
     )
-    return Table(title=f"Ours: {title}", rows="plans", columns=columns, note=note)
+    return Result(
+        data={"rows": rows},
+        counts={"batch": task.scale.memory_batch},
+        pictures=(Picture(path.name, "Random weights, two blocks. Less is better.", section="memory"),),
+    )
 
 
-MEAN_SWEEPS = sweeps_table(
-    "mean over samples",
-    "mean",
-    "Block 1 is next to the noise. Selective plans decode it sequentially, which counts as T - 1 sweeps. "
-    "Previous: the first guess is the block's input.",
-)
-SLOWEST_SWEEPS = sweeps_table(
-    "the slowest sample of a batch",
-    "batch_max",
-    "What a stopping test over the whole batch would need, mean over batches.",
-)
-RUNTIME_TABLE = Table(
-    rows="plans/selective/layers",
-    columns=(
-        Column("block", "{#}"),
-        Column("sequential s", "{/plans/sequential/layers/#/seconds:.3f}"),
-        Column("share", "{/plans/sequential/shares/#:.1%}"),
-        Column("selective s", "{seconds:.3f}"),
-        Column("share", "{/plans/selective/shares/#:.1%}"),
-        Column("sweeps", "{sweeps:.1f}"),
-    ),
-    footers=(
-        "other | {plans/sequential/other:.3f} | {plans/sequential/shares/-1:.1%} | "
-        "{plans/selective/other:.3f} | {plans/selective/shares/-1:.1%} | –",
-        "total | {plans/sequential/total:.3f} | 100% | {plans/selective/total:.3f} | 100% | "
-        "{plans/selective/speedup:.2f}x",
-    ),
-    note="Other: noise, denoising, work between blocks and transfers between devices. Medians of the runs. "
-    "Sequential is ours, compiled; selective starts from zeros. The picture has the other methods.",
-)
-MEMORY_TABLE = Table(
-    rows="peaks",
-    columns=(
-        Column("method", "{plan}"),
-        Column("cache", "{cache}"),
-        Column("MiB beyond weights and code", "{peak_mib:.1f}", better="lower"),
-    ),
-    note=f"Batch {MEMORY_BATCH}. Sequential decoding keeps keys and values; sweeps can do without. Our "
-    "selective decoding keeps them by default; `cache=False` turns this off and is slower.",
-)
+def name_of(peak: dict[str, object]) -> str:
+    """A trial in words."""
+    return f"{peak['plan']}, cache: {peak['cache']}"
 
-SWEEPS = Item(
-    name="sweeps",
-    run=run_sweeps,
-    tables=(MEAN_SWEEPS, SLOWEST_SWEEPS),
-    minutes=lambda scale, model: 0.1,
+
+def run_largest(task: Task) -> Result:
+    """One block of the paper's largest model at batch 1: sequential decoding against one sweep, per backend.
+
+    All K blocks have this shape, so that sequential decoding takes K times as long. Uniform decoding needs
+    the sweeps of blocks 2 to K, assumed to be the paper's, and those of block 1, which decide who wins.
+    """
+    flow, rows = task.flow, []
+    assert isinstance(flow, TarFlow)
+    for backend in task.scale.backends:
+        plans = {"sequential": flow.plan("sequential"), "sweep": flow.plan("uniform", tol=1e9, init="zeros")}
+        repeats = max(1, task.scale.repeats // 3)
+        exact, swept = runtimes(flow, 1, plans, backend=backend, repeats=repeats, denoise=False)
+        sweep = swept["seconds"] / swept["layers"][0]["sweeps"]
+        one = exact["seconds"]
+        later = sum(AFHQ_SWEEPS)
+        rows.append(
+            {
+                "backend": exact["backend"],
+                "sequential": AFHQ_BLOCKS * one,
+                "sweep": sweep,
+                "later_sweeps": later,
+                "loses_above": AFHQ_BLOCKS * one / sweep - later,
+                "selective": (AFHQ_BLOCKS * one) / (one + later * sweep),
+                "K": AFHQ_BLOCKS,
+            }
+        )
+    return Result(data={"L": flow.sequence_shape[0], "rows": rows}, counts={"batch": 1})
+
+
+SWEEPS = Item(name="sweeps", run=run_sweeps, minutes=lambda scale, model: 0.3)
+MEMORY = Item(name="memory", run=run_memory, minutes=lambda scale, model: 0.5)
+LENGTHS = Item(
+    name="memory-length",
+    run=run_lengths,
+    models=lambda scale: ("random-cifar",),
+    minutes=lambda scale, model: 3.0,
 )
-RUNTIME = Item(
-    name="runtime",
-    run=run_runtime,
-    tables=(RUNTIME_TABLE,),
-)
-MEMORY = Item(
-    name="memory",
-    run=run_memory,
-    tables=(MEMORY_TABLE,),
+LARGEST = Item(
+    name="largest",
+    run=run_largest,
+    models=lambda scale: ("random-afhq",),
+    minutes=lambda scale, model: 4.0,
 )

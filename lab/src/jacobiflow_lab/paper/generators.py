@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,19 +13,20 @@ from jacobiflow.core.files import read_text
 from jacobiflow.core.method import Plan
 from jacobiflow.core.records import parse_json
 from jacobiflow.training.recipe import Recipe
+from jacobiflow_lab.analysis.runtime import Clock
 from jacobiflow_lab.baselines import TrainedBaseline, load_baseline
-from jacobiflow_lab.baselines.baseline_floor import MOST_OF_FLOOR, counts, shuffle_pixels
+from jacobiflow_lab.baselines.baseline_floor import counts, shuffle_pixels
 from jacobiflow_lab.baselines.learner import BaselineError
 from jacobiflow_lab.baselines.training import ABOUT, Kind
-from jacobiflow_lab.metrics import Draw, as_pixels, evaluate_pictures, fid_of, kid, load_inception
+from jacobiflow_lab.metrics import Draw, Moments, as_pixels, fid_of, kid, load_inception
+from jacobiflow_lab.metrics.distributed_map import DistributedMap
+from jacobiflow_lab.metrics.samples import Scorers, collect
 from jacobiflow_lab.paper import figures
 from jacobiflow_lab.paper.models import MODELS
-from jacobiflow_lab.paper.quality import look, real
-from jacobiflow_lab.paper.sampling import SAMPLES_AT_ONCE, TAU, denoise, draw, plan_for
+from jacobiflow_lab.paper.quality import THIRDS, look, real
+from jacobiflow_lab.paper.sampling import SAMPLES_AT_ONCE, denoise, draw, to_pixels
 from jacobiflow_lab.paper.schema import Doc, Item, Missing, PartiallyMissing, Picture, Result
 from jacobiflow_lab.paper.session import Task
-from jacobiflow_lab.paper.tables import FID_BIAS, Column, Table
-from jacobiflow_lab.paper.timing import clock
 
 BASELINES: dict[Kind, str] = {"fastgan": "FastGAN", "ddim": "DDIM, 20 steps"}
 SHUFFLED = "real images, pixels shuffled"
@@ -77,42 +77,49 @@ def needs(task: Task) -> None:
 
 def run(task: Task) -> Result:
     """Seconds per batch and FID of each by the same rules, and those of shuffled pixels, the floor."""
-    scale, n, batch = task.scale, task.samples(), task.scale.batches[-1]
-    known = real(task, n)
-    plan = plan_for(task, "selective", batch)
-    seen = look(task, plan, n, task.seed).moments
-    rows: list[dict[str, Any]] = [
-        {
-            "method": FLOW,
-            "seconds": batch_seconds(task, lambda start: one_batch(task, plan, batch, start), batch),
-            "fid": fid_of(known, seen).value,
-            "kid": kid(known, seen).value,
-            "samples": seen.count,
+    scale, batch = task.scale, task.scale.batches[-1]
+    n = task.session.samples or scale.few or task.samples()
+    known, plan = real(task, n), task.plan("selective")
+    times = batch_seconds(task, lambda start: one_batch(task, plan, batch, start), batch)
+    rows: list[Doc] = [
+        {"method": FLOW}
+        | times
+        | scores(known, look(task, plan, n).moments)
+        | {
             "parameters": sum(p.numel() for p in task.flow.parameters()),
             "minutes": 60 * MODELS[task.model].hours,
         }
     ]
-    shown = {FLOW: draw(task, plan, SHOWN)}
+    shown = {FLOW: to_pixels(draw(task, plan, SHOWN))}
     for kind, label in BASELINES.items():
         try:
             baseline = load_baseline(kind, source(task, kind), task.device)
         except (Missing, BaselineError) as error:
             rows.append({"method": label, "missing": str(error)})
             continue
-        rows.append({"method": label} | size(task, kind, baseline) | measure(task, baseline, n, batch))
+        sample = partial(sampled, task, baseline)
+        times = batch_seconds(task, lambda start, sample=sample: sample(start, batch), batch)  # type: ignore[misc]
+        rows.append(
+            {"method": label} | size(task, kind, baseline) | times | scores(known, moments(task, sample, n))
+        )
         shown[label] = as_pixels(baseline.sample(SHOWN, seed=task.seed))
     if measured := [row for row in rows[1:] if "fid" in row]:
-        floor = {"method": SHUFFLED} | shuffled(task, n)
+        floor = {"method": SHUFFLED} | scores(known, moments(task, shuffled(task, n), n))
         for row in measured:
             row["counts"] = counts(row, floor)
         rows.append(floor)
     path = task.picture("generators")
     figures.grids(path, shown, columns=8, across=len(shown))
     return Result(
-        data={"rows": rows, "tau": TAU},
+        data={"rows": rows, "tau": scale.tau},
         counts={"samples": n, "real_images": known.count, "batch": batch, "timed_batches": scale.repeats},
         pictures=(Picture(path.name, f"{task.model}: samples of each.", task.restricted),),
     )
+
+
+def sampled(task: Task, baseline: TrainedBaseline, start: int, count: int) -> Tensor:
+    """Pictures of a baseline from number `start` on."""
+    return baseline.sample(count, seed=task.seed, start=start)
 
 
 def size(task: Task, kind: Kind, baseline: TrainedBaseline) -> Doc:
@@ -132,72 +139,49 @@ def one_batch(task: Task, plan: Plan, batch: int, start: int) -> Tensor:
     return denoise(task, task.flow.decode(z, plan, labels=labels).x, labels)
 
 
-def batch_seconds(task: Task, sample: Callable[[int], Tensor], batch: int) -> float:
-    """The mean over several batches, after one that pays for what is made at first use."""
-    starts = [i * batch for i in range(task.scale.repeats + 1)]
-    seconds = [clock(task.device, sample, start)[0] for start in starts]
-    return statistics.fmean(seconds[1:])
+def batch_seconds(task: Task, sample: Callable[[int], Tensor], batch: int) -> Doc:
+    """The mean over several batches, after one that pays for what is made at first use, and its error."""
+    found = []
+    for i in range(task.scale.repeats + 1):
+        clock = Clock(task.device)
+        sample(i * batch)
+        found.append(clock.seconds())
+    times = torch.tensor(found[1:])
+    error = float(times.std() / len(times) ** 0.5) if len(times) > 1 else 0.0
+    return {"seconds": float(times.mean()), "seconds_spread": 2 * error}
 
 
-def measure(task: Task, baseline: TrainedBaseline, n: int, batch: int) -> dict[str, Any]:
-    """A baseline, measured as the flow is."""
-
-    def sample(start: int, count: int) -> Tensor:
-        return baseline.sample(count, seed=task.seed, start=start)
-
-    seconds = batch_seconds(task, lambda start: sample(start, batch), batch)
-    return {"seconds": seconds} | scores(task, sample, n)
-
-
-def shuffled(task: Task, n: int) -> dict[str, Any]:
+def shuffled(task: Task, n: int) -> Draw:
     """Test images with shuffled pixels: the same colours, no picture."""
     test = task.images[1].pixels
     generator = torch.Generator().manual_seed(task.seed)
     pixels = shuffle_pixels(test[torch.randint(len(test), (n,), generator=generator)], task.seed)
-    pixels = pixels.to(task.device)
-    return scores(task, lambda start, count: pixels[start : start + count], n)
+    return lambda start, count: pixels[start : start + count].to(task.device)
 
 
-def scores(task: Task, sample: Draw, n: int) -> dict[str, Any]:
-    """FID and KID of n pictures, against the images that the flow's samples are compared with."""
-    found = evaluate_pictures(
-        sample,
-        task.images[0],
-        samples=n,
-        seed=task.seed,
-        batch=SAMPLES_AT_ONCE,
-        network=load_inception(task.device),
-        device=task.device,
-    )
-    assert found.fid is not None
-    assert found.kid is not None
-    return {"fid": found.fid.value, "kid": found.kid.value, "samples": n}
+def moments(task: Task, sample: Draw, n: int) -> Moments:
+    """Features of n pictures."""
+    work = DistributedMap(batch=SAMPLES_AT_ONCE)
+    return collect(sample, n, Scorers(load_inception(task.device)), work, stored=True).moments
 
 
-GENERATORS = Table(
-    rows="rows",
-    columns=(
-        Column("method", "{method}"),
-        Column("parameters", "{parameters:,}"),
-        Column("trained, min", "{minutes:.0f}"),
-        Column("seconds per batch", "{seconds:.3f}"),
-        Column("FID", "{fid:.2f}", better="lower"),
-        Column("KID", "{kid:.4f}", better="lower"),
-        Column("samples", "{samples:,}"),
-        Column("counts as a baseline", "{counts}", empty=""),
-    ),
-    note="Seconds of a batch, the flow's with noise and denoising. The GAN (skip-layer excitation, "
-    "self-supervised discriminator) and the diffusion model are small networks, trained here for as long "
-    f"as the flow; the paper took the official FastGAN and google/ddpm-cifar10-32. {FID_BIAS} A baseline "
-    f"counts if FID and KID are below {MOST_OF_FLOOR:g} of those of shuffled pixels.",
-)
+def scores(known: Moments, seen: Moments) -> Doc:
+    """FID and KID, and the largest deviation of FID over three disjoint thirds of the samples."""
+    thirds = [fid_of(known, part).value for part in seen.features.chunk(THIRDS)]
+    spread = max(abs(third - sum(thirds) / len(thirds)) for third in thirds)
+    return {
+        "fid": fid_of(known, seen).value,
+        "fid_spread": spread,
+        "kid": kid(known, seen).value,
+        "samples": seen.count,
+    }
+
 
 ITEM = Item(
     name="generators",
     models=lambda scale: scale.generators,
     run=run,
-    tables=(GENERATORS,),
     settings=about,
     needs=needs,
-    minutes=lambda scale, model: 5.0,
+    minutes=lambda scale, model: 12.0,
 )

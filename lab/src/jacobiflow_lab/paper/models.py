@@ -2,85 +2,112 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jacobiflow.core.method import Init
 
 ScaleName = Literal["cpu", "paper"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model: its recipe, the paper's data set that it stands beside, and whether pictures may be shared."""
+    """A model: its recipe and the paper's data set that it stands beside."""
 
     name: str
-    recipe: str
+    recipe: str = ""  # "": random weights of the configuration in `Scale.random`
     beside: str  # the paper's data set; "": none
-    hours: float  # of training by the recipe, on the machine that its scale is for
-    restricted: bool = False  # the licence of the data forbids redistribution of pictures
+    hours: float = 0.0  # of training by the recipe, on the machine that its scale is for
+    small: bool = False  # a fraction of the paper's positions and width
+    restricted: bool = False  # the data are CC BY-NC: pictures need the attribution, and are in no package
 
 
 MODELS = {
     m.name: m
     for m in (
-        Model(name="mnist", recipe="mnist-cpu", beside="", hours=1.25),
-        Model(name="cifar10-cpu", recipe="cifar10-cpu", beside="CIFAR-10", hours=1.1),
-        Model(name="cifar100-cpu", recipe="cifar100-cpu", beside="CIFAR-100", hours=0.75),
-        Model(name="afhq-cat64-cpu", recipe="afhq-cat64-cpu", beside="AFHQ", hours=0.75, restricted=True),
-        Model(name="cifar10", recipe="cifar10", beside="CIFAR-10", hours=100),
-        Model(name="cifar100", recipe="cifar100", beside="CIFAR-100", hours=100),
+        Model(name="mnist", recipe="mnist", beside="", hours=10),
+        Model(name="cifar10", recipe="cifar10", beside="CIFAR-10", hours=8),
+        Model(name="cifar10-cpu", recipe="cifar10-cpu", beside="CIFAR-10", hours=1.1, small=True),
+        Model(name="cifar100-cpu", recipe="cifar100-cpu", beside="CIFAR-100", hours=0.75, small=True),
+        Model(
+            name="afhq-cat64-cpu",
+            recipe="afhq-cat64-cpu",
+            beside="AFHQ",
+            hours=0.75,
+            small=True,
+            restricted=True,
+        ),
+        Model(name="cifar10-paper", recipe="cifar10-paper", beside="CIFAR-10", hours=100),
+        Model(name="cifar100-paper", recipe="cifar100-paper", beside="CIFAR-100", hours=100),
         Model(name="afhq256", recipe="afhq256", beside="AFHQ", hours=1000, restricted=True),
-        Model(name="mnist-maf", recipe="mnist-maf", beside="binary MNIST", hours=0.2),
-        Model(name="ising-16", recipe="ising", beside="Ising", hours=0.1),
-        Model(name="ising-maf", recipe="ising-maf", beside="Ising", hours=0.1),
+        Model(name="mnist-maf", recipe="mnist-maf", beside="binary MNIST", hours=0.2, small=True),
+        Model(name="ising-16", recipe="ising", beside="Ising", hours=0.1, small=True),
+        Model(name="ising-maf", recipe="ising-maf", beside="Ising", hours=0.1, small=True),
+        Model(name="random-afhq", beside="AFHQ"),
+        Model(name="random-cifar", beside="CIFAR-10"),
     )
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much is measured: by the paper's rules with a GPU, or what an hour on a CPU allows."""
+    """How much is measured: by the paper's rules with a GPU, or what a CPU allows. `analyze` has its own."""
 
     name: ScaleName
     images: tuple[str, ...]  # TarFlows
-    judged: tuple[str, ...]  # get FID; the others get KID and the paired distance
-    generators: tuple[str, ...]  # compared with a GAN and with DDIM
+    judged: tuple[str, ...] = ()  # the main models: they get `samples` and FID, the others `small` and KID
+    generators: tuple[str, ...] = ()  # compared with a GAN and with DDIM
     batches: tuple[int, ...]  # timed; the last one is the table's
-    repeats: int  # batches per run
+    repeats: int = 10  # batches per run, as in the paper
     runs: int = 3
-    quality_runs: int  # runs of the quality scores
-    samples: int | None = None  # scored; None: as many as the data set has
-    beyond: int | None = None  # scored of methods that the paper does not have; None: as many as of its own
-    few: int | None = None  # scored where a method is one of many; None: all
+    backends: tuple[Literal["torch", "c", "compile"] | None, ...] = ("torch", None)  # None: the fastest
+    methods: tuple[str, ...] = ()  # that are timed; (): all
+    samples: int | None = None  # scored by the paper's decoders; None: as many as the data set has
+    few: int | None = None  # scored where a method is one of many; None: as many
+    small: int = 100  # scored of models that are not judged
     scored: int | None = None  # of those, with BRISQUE and CLIP-IQA, which are slow; None: all
+    resamples: int = 100  # of the bootstrap
+    guided: float = 1.0  # weight of annealed guidance in its own row of the quality table
     shown: int = 64  # samples in a grid
     analysed: int = 16  # samples of analyses
+    swept: int = 64  # samples whose sweeps are counted
     reconstructed: int = 256
     ising: int = 100_000
+    memory_batch: int = 16  # the paper's
+    memory_sides: tuple[int, ...] = (16, 32, 48)  # of images with patches of 2: 64, 256 and 576 positions
+    tau: float | None = 0.5  # the paper's; None: the flow's default
     taus: tuple[float, ...] = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+    inits: tuple[Init | None, ...] = ("zeros", "previous")  # the paper's first; None: the flow's default
+    offsets: tuple[int, ...] = (1, 2, 5)  # nearest predecessors that are masked
+    random: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {
+            # One block of the paper's AFHQ configuration: all eight have the same shape.
+            "random-afhq": {"image_size": 256, "patch_size": 8, "width": 768, "layers_per_block": 8},
+            # Two of the six layers of a block of the paper's CIFAR configuration.
+            "random-cifar": {"image_size": 32, "patch_size": 2, "width": 256, "layers_per_block": 2},
+        }
+    )
 
 
 SCALES: dict[str, Scale] = {
     "cpu": Scale(
         name="cpu",
-        images=("mnist", "cifar10-cpu", "cifar100-cpu", "afhq-cat64-cpu"),
-        judged=("mnist", "cifar10-cpu"),
+        images=("mnist", "cifar10", "cifar100-cpu", "afhq-cat64-cpu"),
+        judged=("mnist", "cifar10"),
         generators=("cifar10-cpu",),
         batches=(1, 16),
-        repeats=3,
-        quality_runs=1,
-        samples=1000,
-        beyond=100,
-        few=100,
-        scored=100,
+        samples=5000,
+        few=1000,
+        scored=1000,
     ),
     "paper": Scale(
         name="paper",
-        images=("cifar10", "cifar100", "afhq256"),
-        judged=("cifar10", "cifar100", "afhq256"),
-        generators=("cifar10",),
+        images=("cifar10-paper", "cifar100-paper", "afhq256"),
+        judged=("cifar10-paper", "cifar100-paper", "afhq256"),
+        generators=("cifar10-paper",),
         batches=(256,),
-        repeats=10,
-        quality_runs=3,
+        small=0,
+        swept=1024,
         reconstructed=10_000,
     ),
 }

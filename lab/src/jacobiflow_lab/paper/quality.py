@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from jacobiflow.core.method import Plan
-from jacobiflow_lab.metrics import METRICS, Moments, load_inception, real_moments
+from jacobiflow.flows.guidance import Guidance
+from jacobiflow_lab.metrics import METRICS, Moments, fid_of, load_inception, paired_changes, real_moments
 from jacobiflow_lab.metrics.brisque import MIN_SIDE
 from jacobiflow_lab.metrics.distributed_map import DistributedMap
 from jacobiflow_lab.metrics.evaluation import choose
@@ -14,27 +19,33 @@ from jacobiflow_lab.metrics.metric import Evidence
 from jacobiflow_lab.metrics.samples import SampleFeatures, Sampling, Scorers, collect, results
 from jacobiflow_lab.paper.assets import data_shape
 from jacobiflow_lab.paper.sampling import SAMPLES_AT_ONCE
+from jacobiflow_lab.paper.schema import Doc
 from jacobiflow_lab.paper.session import Task
-from jacobiflow_lab.paper.timing import EXACT
 
+EXACT = "sequential"
+THIRDS = 3  # disjoint parts of the samples that stand for the paper's three runs
 NO_CLIP = "no CLIP weights: give --clip"
 
 
-def look(task: Task, plan: Plan, n: int, seed: int, *, scored: int = 0) -> SampleFeatures:
+def look(task: Task, plan: Plan, n: int, *, scored: int = 0, guidance: float = 0.0) -> SampleFeatures:
     """Features of n samples, and scores of the first `scored`; nothing is drawn twice."""
-    known: dict[str, SampleFeatures] = task.session.once(("features", task.model, plan.methods, seed), dict)
+    key = ("features", task.model, plan.methods, task.seed, guidance)
+    known: dict[str, SampleFeatures] = task.session.once(key, dict)
     most = known.get("most")
     if most is None or most.count < n or most.scored < scored:
 
         def note(what: str, done: int, total: int) -> None:
-            task.session.note(f"{task.model}: {done:,} of {total:,} samples measured")
+            if done % (8 * SAMPLES_AT_ONCE) == 0 or done == total:
+                task.session.note(f"{task.model}: {done:,} of {total:,} samples measured")
 
+        guide = Guidance(weight=guidance, annealed=True) if guidance else task.session.annealed_guidance
         most = known["most"] = collect(
-            Sampling(flow=task.flow, plan=plan, guidance=task.session.annealed_guidance, seed=seed),
+            Sampling(flow=task.flow, plan=plan, guidance=guide, seed=task.seed),
             n,
             scorers(task) if scored else Scorers(load_inception(task.device)),
             DistributedMap(batch=SAMPLES_AT_ONCE, progress=note),
             scored=scored,
+            stored=True,
         )
     return most.first(n)
 
@@ -64,67 +75,90 @@ def judge(
     plans: Mapping[str, Plan],
     counts: Mapping[str, int],
     *,
-    runs: int,
     full: bool,
-    scored: int,
-) -> dict[str, dict[str, Any]]:
+    scored: int = 0,
+    changes: Sequence[tuple[str, str]] = (),
+) -> dict[str, Doc]:
     """Quality of every plan on the same noise and labels; the plan "sequential" is the reference.
 
     counts: samples per plan. full: with FID, for plans with as many samples as "sequential". scored: samples
-    that get BRISQUE and CLIP-IQA. Every figure is the mean over runs, its spread the largest deviation of a
-    run from it.
+    that get BRISQUE and CLIP-IQA. changes: pairs of plans whose scores are compared, with paired intervals;
+    the row of the second plan has them as `change`.
     """
     most = counts[EXACT]
     known = real(task, most)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in plans}
-    for run in range(runs):
-        seed = task.seed + run
-        exact = look(task, plans[EXACT], most, seed, scored=scored)
-        for name, plan in plans.items():
-            n = counts[name]
-            samples = look(task, plan, n, seed, scored=min(scored, n))
-            evidence = Evidence(
-                samples=samples,
-                reference=exact.first(n),
-                real=known,
-                network=load_inception(task.device).version,
-                clip=task.session.clip,
-                reference_plan=EXACT,
-            )
-            found[name].append(measure(evidence, full=full and n == most))
-    return {name: summary(each) for name, each in found.items()}
+    seen = {
+        name: look(task, plan, counts[name], scored=min(scored, counts[name])) for name, plan in plans.items()
+    }
+    found = {}
+    for name, samples in seen.items():
+        row = measure(
+            task, samples, seen[EXACT].first(counts[name]), known, full=full and counts[name] == most
+        )
+        found[name] = row
+    for first, second in changes:
+        task.session.note(f"{task.model}: intervals of the change from {first} to {second}")
+        found[second]["change"] = change(task, seen[first], seen[second], known, fid=full) | {"from": first}
+    return found
 
 
-def measure(evidence: Evidence, *, full: bool) -> dict[str, Any]:
-    """One run of one plan. A score is None if there is none, or if there are too few for a mean."""
-    samples = evidence["samples"]
+def measure(task: Task, samples: SampleFeatures, exact: SampleFeatures, known: Moments, *, full: bool) -> Doc:
+    """One plan. A score is None if there is none, or if there are too few for a mean.
+
+    The spread of FID is the largest deviation of one of three disjoint thirds of the samples from their mean.
+    """
     names = ["kid", "paired", *(["fid"] if full else [])]
     names += [name for name, values in samples.scores.items() if int(values.isfinite().sum()) >= 2]
+    evidence = Evidence(
+        samples=samples,
+        reference=exact,
+        real=known,
+        network=load_inception(task.device).version,
+        clip=task.session.clip,
+        reference_plan=EXACT,
+    )
     found = results([METRICS[name] for name in names], evidence)
+    values: dict[str, Any] = {name: found[name].value if name in found else None for name in METRICS}
+    parts = samples.moments.features.chunk(THIRDS) if full else ()
+    thirds = [fid_of(known, part).value for part in parts]
     return {
         "samples": samples.count,
         "not_finite": samples.not_finite,
         "scored": len(samples.scores["brisque"]) if "brisque" in names else 0,
-        "real": evidence["real"].count,
-        "fid": found["fid"].value if full else None,
-        "kid": found["kid"].value,
+        "real": known.count,
+        "fid": values["fid"],
+        "fid_thirds": thirds,
+        "fid_spread": max(abs(t - sum(thirds) / THIRDS) for t in thirds) if thirds else None,
+        "kid": values["kid"],
         "kid_std": found["kid"].std,
-        "paired": found["paired"].value,
+        "paired": values["paired"],
         "paired_relative": found["paired"].relative,
-        "brisque": found["brisque"].value if "brisque" in found else None,
-        "clip_iqa": found["clip-iqa"].value if "clip-iqa" in found else None,
+        "brisque": values["brisque"],
+        "brisque_error": found["brisque"].error if "brisque" in found else None,
+        "clip_iqa": values["clip-iqa"],
     }
 
 
-def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over runs, and for each figure the largest deviation of a run."""
-    means: dict[str, Any] = {}
-    for key, first in runs[0].items():
-        values = [run[key] for run in runs]
-        means[key] = first if first is None or isinstance(first, int) else sum(values) / len(values)
-    spread = {
-        key: max(abs(run[key] - value) for run in runs)
-        for key, value in means.items()
-        if isinstance(value, float)
+def change(task: Task, before: SampleFeatures, after: SampleFeatures, known: Moments, *, fid: bool) -> Doc:
+    """Relative changes of FID and KID, and the change of BRISQUE in its own unit, each with its interval."""
+    both = before.paired_features(after)
+    found = paired_changes(known, *both, fid=fid, resamples=task.scale.resamples, seed=task.seed)
+    doc: Doc = {
+        name: None if one is None else asdict(one) | {"half": one.half} for name, one in found.items()
     }
-    return means | {"runs": len(runs), "spread": spread}
+    scores = [x.scores.get("brisque", torch.empty(0)) for x in (before, after)]
+    return doc | {"brisque": mean_change(*scores)}
+
+
+def mean_change(before: Tensor, after: Tensor) -> Doc | None:
+    """The mean of after - before over samples that have both, with an interval of two standard errors.
+
+    None: there are too few, or samples were left out, so that rows are not pairs.
+    """
+    if len(before) != len(after):
+        return None
+    apart = (after - before)[(after - before).isfinite()].double()
+    if len(apart) < 2:
+        return None
+    value, error = float(apart.mean()), float(apart.std() / len(apart) ** 0.5)
+    return {"value": value, "low": value - 2 * error, "high": value + 2 * error, "half": 2 * error}

@@ -4,114 +4,78 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
+from jacobiflow.core.pictures import as_images
 from jacobiflow_lab.analysis.plots import save_masked, save_redundancy
-from jacobiflow_lab.analysis.redundancy import Redundancy, redundancy
+from jacobiflow_lab.analysis.redundancy import Masked, Redundancy, redundancy
 from jacobiflow_lab.metrics import as_pixels, features, load_inception, paired_distance
 from jacobiflow_lab.paper.sampling import denoise
-from jacobiflow_lab.paper.schema import Item, Picture, Result
+from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
 from jacobiflow_lab.paper.session import Task
-from jacobiflow_lab.paper.tables import Column, Table
 
 SHOWN = 10  # samples in a picture
 
 
-def analyse(task: Task) -> Redundancy:
-    """All variants and offsets, once for both items."""
+def run(task: Task) -> Result:
+    """Cosine similarity and L2 distance of each block, and pictures, with the o nearest positions masked."""
     n = task.scale.analysed
-
-    def make() -> Redundancy:
-        return redundancy(task.flow, task.flow.noise(n, task.seed), **task.condition(n))
-
-    return task.session.once(("redundancy", task.model, n, task.seed), make)
-
-
-def run_generations(task: Task) -> Result:
-    """Pictures with the o nearest predecessors masked in every block, and their distance from standard."""
-    found, labels = analyse(task), task.labels(task.scale.analysed)
-    network = load_inception(task.device)
-
-    def clean(x: Tensor) -> Tensor:
-        return denoise(task, x.nan_to_num(-1.0).clamp(-2, 2), labels)
-
-    standard = clean(found.exact)
-    masked = [clean(m.x) for m in found.masked]
-    cleaned = replace(
-        found,
-        exact=standard[:SHOWN],
-        masked=tuple(replace(m, x=x[:SHOWN]) for m, x in zip(found.masked, masked, strict=True)),
-    )
-    pictures = []
-    for variant in dict.fromkeys(m.variant for m in found.masked):
-        path = task.picture(variant)
-        title = f"{task.model}: the o nearest predecessors masked ({variant})"
-        save_masked(cleaned, path, variant=variant, title=title, shown=SHOWN)
-        pictures.append(Picture(path.name, title + ".", task.restricted))
-    exact = features(as_pixels(standard), network)
-    rows = [
-        {
-            "variant": m.variant,
-            "o": m.o,
-            "lost": m.along[-1].lost,
-            "paired_relative": paired_distance(features(as_pixels(x), network), exact).relative,
-        }
-        for m, x in zip(found.masked, masked, strict=True)
-    ]
-    return Result(
-        data={"rows": rows},
-        counts={"shown": min(SHOWN, found.samples), "compared": found.samples},
-        pictures=tuple(pictures),
-    )
-
-
-def run_similarity(task: Task) -> Result:
-    """Cosine similarity and L2 distance of each block."""
-    found = analyse(task)
-    path = task.picture("similarity")
+    z = task.flow.noise(n, task.seed)
+    found = redundancy(task.flow, z, offsets=task.scale.offsets, **task.condition(n))
+    path = task.picture("redundancy")
     save_redundancy(found, path, title=f"{task.model}: masked against standard inference")
     caption = (
-        f"{task.model}: each block by itself, with exact input. Above, the keys of the o nearest "
-        "predecessors are dropped from the attention; below, no information from them gets through."
+        f"{task.model}: each block by itself, with exact input; a high similarity and a low distance mean "
+        "redundancy. Above, the keys of the o nearest predecessors are dropped from the attention; below, no "
+        "information from them gets through."
     )
-    return Result(
-        data=found.to_dict(),
-        counts={"samples": found.samples},
-        pictures=(Picture(path.name, caption),),
+    pictures, rows = [Picture(path.name, caption)], list[Doc]()
+    if as_images(found.exact) is not None:
+        cleaned = clean(task, found)
+        for variant in dict.fromkeys(m.variant for m in found.masked):
+            path = task.picture(f"masked-{variant}")
+            title = f"{task.model}: the o nearest predecessors masked ({variant})"
+            save_masked(cleaned, path, variant=variant, title=title, shown=SHOWN)
+            pictures.append(Picture(path.name, title + ".", task.restricted, section="masked"))
+        rows = distances(task, cleaned) if task.session.features else []
+    data = found.to_dict() | {"rows": rows, "deviation": first_beside_others(found.masked)}
+    return Result(data=data, counts={"samples": n, "shown": min(SHOWN, n)}, pictures=tuple(pictures))
+
+
+def first_beside_others(masked: tuple[Masked, ...]) -> Doc | None:
+    """The first block beside the most affected of the others, attention masked at the largest o."""
+    first, *others = [m for m in masked if m.variant == masked[0].variant][-1].layers
+    if not others:
+        return None
+    far = max(others, key=lambda layer: layer.l2)
+    return {
+        "first_l2": first.l2,
+        "other_l2": far.l2,
+        "first_cosine": first.cosine,
+        "other_cosine": min(layer.cosine for layer in others),
+        "error": (first.l2_error**2 + far.l2_error**2) ** 0.5,
+    }
+
+
+def clean(task: Task, found: Redundancy) -> Redundancy:
+    """The same with denoised pictures, black where they are not finite."""
+    labels = task.labels(found.samples)
+    exact, *masked = (
+        denoise(task, x.nan_to_num(-1.0).clamp(-2, 2), labels)
+        for x in (found.exact, *(m.x for m in found.masked))
     )
+    every = zip(found.masked, masked, strict=True)
+    return replace(found, exact=exact, masked=tuple(replace(m, x=x) for m, x in every))
 
 
-MASKED = Table(
-    rows="rows",
-    columns=(
-        Column("variant", "{variant}"),
-        Column("o", "{o}"),
-        Column("paired distance", "{paired_relative:.2f}", better="lower"),
-        Column("samples that overflowed", "{lost}"),
-    ),
-    note="Paired distance: of Inception features from the picture of the same noise with nothing masked, "
-    "divided by the mean distance between different pictures. At 1 nothing of the picture is left.",
-)
-SIMILARITY_TABLE = Table(
-    rows="masked",
-    columns=(
-        Column("variant", "{variant}"),
-        Column("o", "{o}"),
-        Column("block *", "{layers/*/cosine:.3f} / {layers/*/l2:.2f}", over="layers", empty=""),
-    ),
-    note="Cosine similarity / L2 distance of the block's output from the standard output, its input exact. "
-    "With all blocks up to it masked: `along` in the JSON.",
-)
+def distances(task: Task, cleaned: Redundancy) -> list[Doc]:
+    """How far the masked pictures are from the standard ones, with the standard error over samples."""
+    network = load_inception(task.device)
+    exact = features(as_pixels(cleaned.exact), network)
+    rows = []
+    for m in cleaned.masked:
+        paired = paired_distance(features(as_pixels(m.x), network), exact)
+        relative = {"paired_relative": paired.relative, "paired_error": paired.error / paired.spread}
+        rows.append({"variant": m.variant, "o": m.o, "lost": m.along[-1].lost} | relative)
+    return rows
 
-GENERATIONS = Item(
-    name="masked",
-    run=run_generations,
-    tables=(MASKED,),
-    minutes=lambda scale, model: 0.5,
-)
-SIMILARITY = Item(
-    name="similarity",
-    run=run_similarity,
-    tables=(SIMILARITY_TABLE,),
-    minutes=lambda scale, model: 0.1,
-)
+
+ITEM = Item(name="similarity", run=run, minutes=lambda scale, model: 0.6)

@@ -8,28 +8,29 @@ from jacobiflow_lab.paper import (
     convergence,
     costs,
     generators,
-    initialisation,
     maf,
     reconstruction,
     redundancy,
     samples,
+    timing,
     tolerance,
     undertrained,
 )
 from jacobiflow_lab.paper.schema import Item
+from jacobiflow_lab.paper.tables import sections
 
 ITEMS: dict[str, Item] = {
     item.name: item
     for item in (
         configuration.ITEM,
+        timing.ITEM,
         samples.ITEM,
-        redundancy.GENERATIONS,
-        redundancy.SIMILARITY,
+        redundancy.ITEM,
         convergence.ITEM,
         costs.SWEEPS,
-        costs.RUNTIME,
         costs.MEMORY,
-        initialisation.ITEM,
+        costs.LENGTHS,
+        costs.LARGEST,
         maf.MNIST,
         maf.ISING,
         reconstruction.ITEM,
@@ -42,8 +43,14 @@ ITEMS: dict[str, Item] = {
 
 
 def choose(names: tuple[str, ...]) -> list[Item]:
-    """The items of these names in the order of running. Default: all."""
+    """The items of these names or sections, and those that they use, in the order of running.
+
+    Default: all.
+    """
+    known = dict.fromkeys(name for item in ITEMS.values() for name in (item.name, *sections(item.name)))
     for name in names:
-        if name not in ITEMS:
-            raise ValueError(f"no item is called {name!r}; there are {', '.join(ITEMS)}")
-    return [item for item in ITEMS.values() if not names or item.name in names]
+        if name not in known:
+            raise ValueError(f"no item is called {name!r}; there are {', '.join(known)}")
+    chosen = [item for item in ITEMS.values() if not names or {item.name, *sections(item.name)} & set(names)]
+    used = {name for item in chosen for name in item.uses}
+    return [item for item in ITEMS.values() if item in chosen or item.name in used]

@@ -12,29 +12,36 @@ import base64
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from jacobiflow_lab.paper.check_report import pictures_of
-from jacobiflow_lab.paper.judge import judge_claims, verdict_word
-from jacobiflow_lab.paper.models import SCALES
+from jacobiflow_lab.paper.claims import judge_claims, verdict_word
+from jacobiflow_lab.paper.models import MODELS, SCALES
+from jacobiflow_lab.paper.paper_items import PAPER_ITEMS
 from jacobiflow_lab.paper.registry import ITEMS
 from jacobiflow_lab.paper.runner import load_rows
-from jacobiflow_lab.paper.schema import CLAIMS, PAGE, SUMMARY, Doc, Docs, Item, write
-from jacobiflow_lab.paper.tables import FID_BIAS, Number, layout
+from jacobiflow_lab.paper.schema import CLAIMS, PAGE, SUMMARY, Doc, Docs, write
+from jacobiflow_lab.paper.tables import FID_BIAS, TABLES, Number, layout, sections
 
 Pictures = Mapping[str, bytes]  # PNG files by their SHA-256 digest
-WIDE_TABLE_COLUMNS = 7  # a table with this many is not set beside the paper's
+LICENCE = "LICENSE-AFHQ.txt"  # beside a page with pictures of AFHQ
+WORDS = ("holds", "does not hold", "cannot be told")
+HEADLINES = (  # claims of the summary, in its order
+    *("faster", "faster-small-batch", "faster-compiled", "quality", "alike", "reconstruction"),
+    *("first-block", "later-blocks", "superlinear", "first-guess", "maf-mnist", "memory"),
+)
 
 
 def write_report(
     out: Path, docs: Mapping[str, Docs], claims: Sequence[Doc], *, to: Path | None = None
 ) -> Path:
-    """Write claims, summary and report of the run in `out` into its folder, or as a public copy into `to`.
+    """Write claims, summary and report of the run in `out` into its folder, or as a copy into `to`.
 
-    The public copy has the JSON files, and no pictures that may not be redistributed.
+    The copy has the JSON files; its pictures are in the page.
     """
     pictures = {
         picture["sha256"]: path.read_bytes()
@@ -43,45 +50,60 @@ def write_report(
         for picture in doc.get("pictures", ())
         if (path := out / item / picture["file"]).is_file()
     }
-    if to is None:
-        return _write(out, docs, claims, pictures)
-    for item, rows in docs.items():
-        (to / item).mkdir(parents=True, exist_ok=True)
-        for model in rows:
-            shutil.copyfile(out / item / f"{model}.json", to / item / f"{model}.json")
-    return _write(to, docs, claims, pictures, public=True)
+    if to is not None:
+        for item, rows in docs.items():
+            (to / item).mkdir(parents=True, exist_ok=True)
+            for model in rows:
+                shutil.copyfile(out / item / f"{model}.json", to / item / f"{model}.json")
+    return _write(to or out, docs, claims, pictures)
 
 
 def render_again(folder: Path, scale: str = "cpu") -> Path:
-    """Make the page of a public copy again from its JSON, after a template or a claim has changed."""
+    """Make the page of a copy again from its JSON, after a template or a claim has changed."""
     docs = load_rows(folder, list(ITEMS.values()), SCALES[scale])
-    return _write(folder, docs, judge_claims(docs), pictures_of(folder / PAGE), public=True)
+    return _write(folder, docs, judge_claims(docs), pictures_of(folder / PAGE))
 
 
-def _write(
-    folder: Path, docs: Mapping[str, Docs], claims: Sequence[Doc], pictures: Pictures, public: bool = False
-) -> Path:
-    for name, doc in ((CLAIMS, list(claims)), (SUMMARY, summarise(docs))):
+def _write(folder: Path, docs: Mapping[str, Docs], claims: Sequence[Doc], pictures: Pictures) -> Path:
+    about = summarise(docs, claims)
+    for name, doc in ((CLAIMS, list(claims)), (SUMMARY, about)):
         (folder / name).write_text(json.dumps(doc, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if any(picture["restricted"] for picture in _pictures(docs)):
+        text = (files("jacobiflow_lab.paper") / "templates" / LICENCE).read_text(encoding="utf-8")
+        (folder / LICENCE).write_text(text, encoding="utf-8")
     page = folder / PAGE
-    page.write_text(render(docs, claims, pictures, public), encoding="utf-8")
+    page.write_text(render(docs, claims, pictures, about), encoding="utf-8")
     return page
 
 
-def summarise(docs: Mapping[str, Docs]) -> Doc:
-    """Where and by what everything on the page was measured, and how long it took."""
+def _pictures(docs: Mapping[str, Docs]) -> list[Doc]:
+    """All pictures, each with the section that shows it."""
+    return [
+        picture | {"section": picture["section"] or item}
+        for item, rows in docs.items()
+        for doc in rows.values()
+        for picture in doc.get("pictures", ())
+    ]
+
+
+def summarise(docs: Mapping[str, Docs], claims: Sequence[Doc]) -> Doc:
+    """Where and by what everything on the page was measured, how long it took, and the verdicts by word."""
     every = [doc for found in docs.values() for doc in found.values() if "data" in doc]
+    words = [(verdict_word(entry), claim["ours"]) for claim in claims for entry in claim["models"].values()]
     return {
         "machines": sorted({f"{d['machine']}, {d['threads']} threads ({d['device']})" for d in every}),
         "commits": sorted({d["commit"] for d in every}),
         "commands": list(dict.fromkeys(d["command"] for d in every)),
         "measured": len(every),
         "minutes": sum(d["minutes"] for d in every),
+        "verdicts": {word: words.count((word, False)) for word in WORDS},
+        "verdicts_ours": {word: words.count((word, True)) for word in WORDS},
+        "clip": any(doc["settings"]["clip"] for doc in every),
     }
 
 
-def render(docs: Mapping[str, Docs], claims: Sequence[Doc], pictures: Pictures, public: bool) -> str:
-    """The page. public: pictures that may not be redistributed are left out, and a line says so."""
+def render(docs: Mapping[str, Docs], claims: Sequence[Doc], pictures: Pictures, about: Doc) -> str:
+    """The page."""
     environment = Environment(
         loader=PackageLoader("jacobiflow_lab.paper"),
         autoescape=True,
@@ -91,14 +113,19 @@ def render(docs: Mapping[str, Docs], claims: Sequence[Doc], pictures: Pictures, 
     )
     environment.filters |= {"verdict": verdict_word, "written": write}
     environment.tests["number"] = lambda part: isinstance(part, Number)
-    items = list(ITEMS.values())
-    tried = [item for item in items if docs[item.name]]
+    every = [_section(name, docs, claims, pictures) for name in PAPER_ITEMS]
+    numbered = {claim["name"]: (i, claim) for i, claim in enumerate(claims)}
+    first = next((p for p in _pictures(docs) if p["section"] == "samples" and p["sha256"] in pictures), None)
     return environment.get_template("report.html").render(
-        about=summarise(docs),
+        about=about,
         claims=claims,
-        sections=[_section(item, docs[item.name], claims, pictures, public) for item in tried],
-        untried=[item for item in items if not docs[item.name]],
-        measured=sum(any("data" in doc for doc in docs[item.name].values()) for item in items),
+        headlines=[numbered[name] for name in HEADLINES],
+        small={name for name, model in MODELS.items() if model.small},
+        sections=[section for section in every if section["docs"]],
+        untried=[section["paper"] for section in every if not section["docs"]],
+        picture=first,
+        base64={digest: base64.b64encode(content).decode() for digest, content in pictures.items()},
+        licence=LICENCE,
         fid_bias=FID_BIAS,
         claims_file=CLAIMS,
         summary_file=SUMMARY,
@@ -106,23 +133,21 @@ def render(docs: Mapping[str, Docs], claims: Sequence[Doc], pictures: Pictures, 
 
 
 def _section(
-    item: Item, docs: Docs, claims: Sequence[Doc], pictures: Pictures, public: bool
+    name: str, docs: Mapping[str, Docs], claims: Sequence[Doc], pictures: Pictures
 ) -> dict[str, Any]:
-    """What the template shows of one item."""
-    grids = [layout(table, docs) for table in item.tables]
-    printed = [layout(table, docs) for table in item.paper.tables]
-    scale = SCALES[next(iter(docs.values()))["scale"]]
-    every = [picture for doc in docs.values() for picture in doc.get("pictures", ())]
-    hidden = {p["sha256"] for p in every if p["restricted"] and (public or p["sha256"] not in pictures)}
-    shown = [p for p in every if p["sha256"] not in hidden]
+    """What the template shows beside one table or figure of the paper."""
+    items = [item for item in ITEMS.values() if name in sections(item.name) and docs[item.name]]
     return {
-        "item": item,
-        "docs": docs,
-        "tables": grids,
-        "printed": printed,
-        "wide": any(len(grid.head) >= WIDE_TABLE_COLUMNS for grid in (*grids, *printed)),
-        "absent": [model for model in item.models(scale) if model not in docs],
-        "claims": [(i, claim) for i, claim in enumerate(claims) if claim["item"] == item.name],
-        "pictures": every,
-        "base64": {p["sha256"]: base64.b64encode(pictures[p["sha256"]]).decode() for p in shown},
+        "name": name,
+        "paper": PAPER_ITEMS[name],
+        "docs": {item.name: docs[item.name] for item in items},
+        "tables": [
+            layout(table, docs[item.name], item.name)
+            for item in items
+            for table in TABLES[item.name]
+            if (table.section or item.name) == name
+        ],
+        "printed": [layout(table, {}) for table in PAPER_ITEMS[name].tables],
+        "claims": [(i, claim) for i, claim in enumerate(claims) if claim["section"] == name],
+        "pictures": [p for p in _pictures(docs) if p["section"] == name and p["sha256"] in pictures],
     }

@@ -29,9 +29,10 @@ from jacobiflow_lab.paper.models import Scale
 from jacobiflow_lab.paper.provenance import provenance
 from jacobiflow_lab.paper.schema import PAGE, Doc, Item, Missing, PartiallyMissing
 from jacobiflow_lab.paper.session import Session, Task
+from jacobiflow_lab.paper.tables import shows
 
 FORMAT = "jacobiflow-paper"
-VERSION = 2
+VERSION = 3
 
 
 class Needs(Enum):
@@ -54,20 +55,54 @@ def run_items(
 ) -> dict[str, dict[str, Doc]]:
     """The JSON of every item and model, by names. models: only these; empty: all of the scale."""
     pairs = [(item, m) for item in items for m in item.models(session.scale) if not models or m in models]
-    left = sum(item.minutes(session.scale, model) for item, model in pairs)
-    docs: dict[str, dict[str, Doc]] = {item.name: {} for item in items}
-    for i, (item, model) in enumerate(pairs):
+    planned = [item.minutes(session.scale, model) for item, model in pairs]
+    estimate = Estimate(sum(planned))
+    session.rows.update({item.name: {} for item in items})
+    for i, ((item, model), minutes) in enumerate(zip(pairs, planned, strict=True)):
         began = time.perf_counter()
         source, doc = _Row(session, item, model, command, again).get()
-        docs[item.name][model] = doc
-        left = max(left - item.minutes(session.scale, model), 0.0)
+        session.rows[item.name][model] = doc
+        seconds = time.perf_counter() - began
+        estimate.add(minutes, seconds / 60 if source == "measured" else None)
         state = f"from the record of commit {doc['commit']}" if "record" in doc else "kept"
         if source == "missing":
             state = f"not measured: {doc['missing']}"
         elif source == "measured":
-            state = f"measured in {time.perf_counter() - began:.0f} s"
-        progress(f"[{i + 1}/{len(pairs)}] {item.name} of {model}: {state}; about {left:.0f} min left")
-    return docs
+            state = f"measured in {seconds:.0f} s"
+        progress(f"[{i + 1}/{len(pairs)}] {item.name} of {model}: {state}; {estimate}")
+    return {item.name: session.rows[item.name] for item in items}
+
+
+class Estimate:
+    """Progress of a whole run. The pace of what was measured corrects the minutes that were planned.
+
+    >>> estimate = Estimate(10.0)
+    >>> estimate.add(1.0, None), str(estimate)  # kept from an earlier run
+    (None, '10% done, about 9 min left')
+    >>> estimate.add(3.0, 6.0), str(estimate)  # twice as slow as planned
+    (None, '40% done, about 12 min left')
+    """
+
+    def __init__(self, planned: float) -> None:
+        self.total = self.left = planned
+        self.expected = self.spent = 0.0  # minutes of what was measured
+
+    def add(self, planned: float, spent: float | None) -> None:
+        """A row is there. spent: minutes; None: it was not measured."""
+        self.left = max(self.left - planned, 0.0)
+        if spent is not None:
+            self.expected += planned
+            self.spent += spent
+
+    def __str__(self) -> str:
+        pace = self.spent / self.expected if self.expected else 1.0
+        done = 1 - self.left / self.total if self.total else 1.0
+        left = self.left * pace
+        return (
+            f"{done:.0%} done, about {left:.0f} min left"
+            if left < 120
+            else f"{done:.0%} done, about {left / 60:.1f} h left"
+        )
 
 
 class _Row:
@@ -138,11 +173,10 @@ class _Row:
             return None
         page = records / PAGE
         pictures = self.session.once(page, lambda: pictures_of(page) if page.is_file() else {})
-        public = {p["file"]: pictures.get(p["sha256"]) for p in doc["pictures"] if not p["restricted"]}
-        if None in public.values():
+        if any(picture["sha256"] not in pictures for picture in doc["pictures"]):
             return None
-        for file, content in public.items():
-            (folder / file).write_bytes(content or b"")
+        for picture in doc["pictures"]:
+            (folder / picture["file"]).write_bytes(pictures[picture["sha256"]])
         return doc | {"record": True}
 
     def is_complete(self, doc: Doc) -> bool:
@@ -175,7 +209,7 @@ class _Row:
             "format": FORMAT,
             "version": VERSION,
             "item": self.item.name,
-            "shows": self.item.paper.shows,
+            "shows": shows(self.item.name),
             "model": self.task.model,
             "scale": self.task.scale.name,
         }
@@ -201,18 +235,14 @@ def settings_of(task: Task, item: Item) -> Doc:
 
 
 def load(path: Path, *, need_pictures: bool = True) -> Doc | None:
-    """The JSON of an earlier run, if it is readable and its pictures are there.
-
-    A record has no pictures that may not be redistributed.
-    """
+    """The JSON of an earlier run, if it is readable and its pictures are there."""
     try:
         doc = parse_json(read_text(path))
     except (OSError, RecordError, ValueError):
         return None
     if not isinstance(doc, dict) or doc.get("format") != FORMAT or doc.get("version") != VERSION:
         return None
-    wanted = [p for p in doc.get("pictures", ()) if not (p["restricted"] and "record" in doc)]
-    there = all((path.parent / picture["file"]).is_file() for picture in wanted)
+    there = all((path.parent / picture["file"]).is_file() for picture in doc.get("pictures", ()))
     return doc if there or not need_pictures else None
 
 

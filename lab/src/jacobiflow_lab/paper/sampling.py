@@ -6,52 +6,61 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Method, Plan
-from jacobiflow.data.pictures import as_images
+from jacobiflow.core.pictures import as_images
 from jacobiflow_lab.metrics import as_pixels
 from jacobiflow_lab.paper.session import Task
 
 TAU = 0.5  # the paper's tolerance
-PREVIOUS = "selective, from input"  # the first guess is the block's input, our default
 PAPER_METHODS = ("sequential", "uniform", "selective")
-METHODS = (*PAPER_METHODS, PREVIOUS, "windowed", "auto")
-WINDOW = Method(width=16, tol=0.01)  # of the first block of the windowed plan
+NOISE, PREVIOUS = "selective, from noise", "selective, from input"  # the other first guesses of Figure 6
+GUESSES = ("selective", NOISE, PREVIOUS)  # the paper's, which starts from zeros, first
+CALIBRATED, WINDOWS, AUTO = "selective, calibrated", "sliding windows", "auto"
+BEYOND = (CALIBRATED, WINDOWS, AUTO)  # not in the paper
+METHODS = (*PAPER_METHODS, PREVIOUS, *BEYOND)  # whose samples are scored and shown
+WINDOW = Method(width=16, tol=1e-3)  # slides along the first block of WINDOWS
 SAMPLES_AT_ONCE = 64  # decoded and denoised per batch, where nothing is timed
 
 
-def plan_for(task: Task, method: str, batch: int, *, tau: float | None = TAU) -> Plan:
-    """The plan of one of METHODS; "auto" is chosen for this machine and batch size.
+def plan_for(task: Task, method: str, batch: int) -> Plan | None:
+    """The plan of a method; "tau 0.1" is selective decoding at that tau. None: the model has none.
 
-    Uniform and selective decoding start from zeros, as the paper's algorithm does.
+    Uniform and selective decoding start from zeros, as the paper's algorithm does. "auto" is chosen for this
+    machine and batch size.
     """
-    flow = task.flow
+    flow, tau = task.flow, task.scale.tau
     if method == "sequential":
-        return flow.plan("sequential")
-    if method == "windowed":
-        return Plan((WINDOW, *flow.plan("selective", tol=tau).methods[1:]))
-    if method == "auto":
+        return flow.plan(method)
+    if method == AUTO:
         return flow.plan("auto", n=batch)
-    if method == PREVIOUS:
-        return flow.plan("selective", tol=tau, init="previous")
-    return flow.plan(method, tol=tau, init="zeros")
+    if method == WINDOWS:
+        return Plan((WINDOW, *flow.plan("selective", tol=tau).methods[1:]))
+    if method == CALIBRATED:
+        return None if flow.guesses() is None else flow.plan("selective", tol=tau, init="calibrated")
+    if method.startswith("tau "):
+        return flow.plan("selective", tol=float(method[4:]), init="zeros")
+    if method in (NOISE, PREVIOUS):
+        return task.plan("selective", "noise" if method == NOISE else "previous")
+    return task.plan(method)
 
 
-def all_plans(task: Task, batch: int) -> dict[str, Plan]:
-    """The plans of all METHODS at the paper's tolerance."""
-    return {method: plan_for(task, method, batch) for method in METHODS}
+def all_plans(task: Task, batch: int, methods: tuple[str, ...] = METHODS) -> dict[str, Plan]:
+    """The plans of these methods that the model has."""
+    found = {method: plan_for(task, method, batch) for method in methods}
+    return {method: plan for method, plan in found.items() if plan is not None}
 
 
 def draw(task: Task, plan: Plan, n: int) -> Tensor:
-    """n samples as uint8 images [n, C, H, W]. Sample i has the same noise and label under every plan."""
-    starts = range(0, n, SAMPLES_AT_ONCE)
-    return torch.cat([to_pixels(decode(task, plan, min(SAMPLES_AT_ONCE, n - i), start=i)) for i in starts])
+    """n samples as denoised images [n, C, H, W] in [-1, 1]; some may not be finite.
 
-
-def decode(task: Task, plan: Plan, n: int, *, seed: int | None = None, start: int = 0) -> Tensor:
-    """Samples start, start + 1, ... as denoised images in [-1, 1], in one batch; some may not be finite."""
-    labels = task.labels(n, start)
-    z = task.flow.noise(n, task.seed if seed is None else seed, start=start)
-    x = task.flow.decode(z, plan, labels=labels, guidance=task.session.annealed_guidance).x
-    return denoise(task, x, labels)
+    Sample i has the same noise and label under every plan.
+    """
+    found = []
+    for start in range(0, n, SAMPLES_AT_ONCE):
+        count = min(SAMPLES_AT_ONCE, n - start)
+        labels, z = task.labels(count, start), task.flow.noise(count, task.seed, start=start)
+        x = task.flow.decode(z, plan, labels=labels, guidance=task.session.annealed_guidance).x
+        found.append(denoise(task, x, labels))
+    return torch.cat(found)
 
 
 def denoise(task: Task, x: Tensor, labels: Tensor | None) -> Tensor:

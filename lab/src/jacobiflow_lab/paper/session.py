@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from jacobiflow.core.method import Init, Plan
 from jacobiflow.data.sources import Images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.weights import digest
-from jacobiflow_lab.paper.assets import load_data, load_flow
+from jacobiflow_lab.paper.assets import load_data, load_flow, training_run
 from jacobiflow_lab.paper.models import MODELS, Model, Scale
 
 T = TypeVar("T")
@@ -35,9 +36,12 @@ class Session:
     samples: int | None = None  # overrides the scale's
     clip: str = ""  # a CLIP model of transformers; "": none
     guidance: float = 0.0  # annealed, for samples that are scored and shown; never timed
+    labels: tuple[int, ...] | None = None  # that samples take in turn; None: all classes of the model
+    features: bool = True  # whether Inception features are computed where an item can do without
     train: Callable[[Model, Path], None] | None = None  # trains a missing model
     train_baseline: Callable[[Any, Model, Path], None] | None = None  # of a kind, for a model's data
     note: Callable[[str], None] = lambda text: None
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)  # the JSON so far, by item and model
     _cache: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
@@ -52,23 +56,43 @@ class Session:
         """Of samples that are scored and shown."""
         return Guidance(weight=self.guidance, annealed=True)
 
-    def at_most(self, n: int, limit: int | None) -> int:
-        """n, or the scale's limit if that is lower; --samples lifts the limit."""
-        return n if self.samples or limit is None else min(n, limit)
-
 
 class Task:
-    """One item on one model: the session, the model, and the folder for pictures."""
+    """One item on one model: the session, the model, and the folder for pictures.
 
-    def __init__(self, session: Session, model: str, folder: Path) -> None:
+    flow, run: the model and the folder of its training run, where they are not looked for by name. prefix: of
+    the files of pictures.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: str,
+        folder: Path,
+        *,
+        flow: Flow | None = None,
+        run: Path | None = None,
+        prefix: str | None = None,
+    ) -> None:
         self.session, self.model, self.folder = session, model, folder
         self.scale, self.seed, self.device = session.scale, session.seed, session.device
-        self.restricted = MODELS[model].restricted  # pictures may not be redistributed
+        self.restricted = model in MODELS and MODELS[model].restricted
+        self.judged = model in self.scale.judged
+        self._flow, self._run = flow, run
+        self._prefix = f"{model}-" if prefix is None else prefix
 
     @property
     def flow(self) -> Flow:
         """The model."""
-        return self.session.once(("flow", self.model), lambda: load_flow(self.session, self.model))
+        if self._flow is None:
+            key = ("flow", self.model)
+            self._flow = self.session.once(key, lambda: load_flow(self.session, self.model))
+        return self._flow
+
+    @property
+    def training_run(self) -> Path:
+        """The folder of the model's training run, with the checkpoints that it kept."""
+        return self._run or training_run(self.session, self.model)
 
     @property
     def images(self) -> tuple[Images, Images]:
@@ -76,10 +100,19 @@ class Task:
         model = MODELS[self.model]
         return self.session.once(("images", self.model), lambda: load_data(self.session, model, self.flow))
 
+    def plan(self, name: str, init: Init | None = None) -> Plan:
+        """A named plan at the scale's tau, from the paper's first guess or another one."""
+        tau = self.flow.default_tol if self.scale.tau is None else self.scale.tau
+        return self.flow.plan(name, tol=tau, init=init or self.scale.inits[0])
+
+    def labels_for(self, classes: int, n: int, start: int = 0) -> Tensor | None:
+        """The labels of n samples of a flow with so many classes; None for an unconditional one."""
+        cycle = torch.tensor(range(classes) if self.session.labels is None else self.session.labels)
+        return cycle[torch.arange(start, start + n) % len(cycle)].to(self.device) if len(cycle) else None
+
     def labels(self, n: int, start: int = 0) -> Tensor | None:
-        """All classes in turn; None for an unconditional model."""
-        classes = self.flow.num_classes
-        return torch.arange(start, start + n, device=self.device) % classes if classes else None
+        """The labels of n samples; None for an unconditional model."""
+        return self.labels_for(self.flow.num_classes, n, start)
 
     def condition(self, n: int) -> dict[str, Any]:
         """The labels of n samples as keyword arguments of `Flow.decode`."""
@@ -88,15 +121,16 @@ class Task:
 
     def samples(self) -> int:
         """Samples scored per method: --samples, else the scale's, else as many as there are images."""
-        return self.session.samples or self.scale.samples or len(self.images[0])
+        most = (self.scale.samples or len(self.images[0])) if self.judged else self.scale.small
+        return self.session.samples or most
 
     def few_samples(self) -> int:
         """Samples scored where a method is one of many: --samples, else the scale's."""
-        return self.samples() if self.session.samples or self.scale.few is None else self.scale.few
+        return self.session.samples or min(self.scale.few or self.samples(), self.samples())
 
     def picture(self, name: str) -> Path:
         """The path of a picture of this item and model."""
-        return self.folder / f"{self.model}-{name}.png"
+        return self.folder / f"{self._prefix}{name}.png"
 
     def weights(self) -> str:
         """The digest of the model's weights."""

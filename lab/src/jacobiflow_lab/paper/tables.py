@@ -1,21 +1,21 @@
-"""Tables as data: items declare columns, and `layout` fills them for the page, the terminal and JSON."""
+"""Tables as data: `tables.toml` has those of each item, `layout` fills them for page, terminal and JSON."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from string import Formatter
 from typing import Any, Literal
 
-from jacobiflow_lab.paper.paper_items import PrintedTable
+from jacobiflow_lab.paper.paper_items import PAPER_ITEMS, PrintedTable
 from jacobiflow_lab.paper.schema import Docs, find, write
 
 DASH = "–"
+WIDE_TABLE_COLUMNS = 7
 ARROWS = {"": "", "lower": " ↓", "higher": " ↑"}
 FID_BIAS = "FID is biased upwards at small counts, equally only for equal counts; KID is unbiased."
-UNEQUAL_COUNTS = (
-    "Rows of unequal counts have different samples: compare their paired distances, not their KID."
-)
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,17 @@ class Table:
     """A table of our measurements: one row per entry of a list or dict of each model's data."""
 
     title: str = "Ours"
+    section: str = ""  # of the page; default: the item's own
+    detail: bool = False  # folded away on the page
     rows: str = ""  # the place of the rows; "": the data itself is the only row
     columns: Sequence[Column]
     footers: Sequence[str] = ()  # rows below those of a model: templates between "|", one per column
     note: str = ""
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Table:
+        """From an entry of the file."""
+        return cls(**fields | {"columns": tuple(Column(**column) for column in fields["columns"])})
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,13 @@ class Grid:
     head: list[str]
     rows: list[Row]
     note: str
+    item: str = ""  # whose JSON the numbers come from
+    detail: bool = False
+
+    @property
+    def wide(self) -> bool:
+        """Whether it has too many columns to stand beside the paper's."""
+        return len(self.head) >= WIDE_TABLE_COLUMNS
 
     def texts(self) -> list[list[str]]:
         """Heading and rows as plain text."""
@@ -96,8 +110,11 @@ class Grid:
         return {"title": self.title, "head": head, "rows": rows, "note": self.note}
 
 
-def layout(table: Table | PrintedTable, docs: Docs) -> Grid:
-    """The rows of a table from the JSON of each model; a model that was not measured says why."""
+def layout(table: Table | PrintedTable, docs: Docs, item: str = "") -> Grid:
+    """The rows of a table from the JSON of each model; a model that was not measured says why.
+
+    item: the name of the item that the JSON is of.
+    """
     if isinstance(table, PrintedTable):
         before = ["", *(row[0] for row in table.rows)]
         rows = [Row([[c] for c in row], row[0] != old) for old, row in zip(before, table.rows, strict=False)]
@@ -107,7 +124,7 @@ def layout(table: Table | PrintedTable, docs: Docs) -> Grid:
     rows = [row for model, data in measured.items() for row in _rows(table, columns, model, data)]
     rows += [Row([[model]], True, doc["missing"]) for model, doc in docs.items() if "missing" in doc]
     head = ["model", *(column.heading + ARROWS[column.better] for column in columns)]
-    return Grid(table.title, head, rows, table.note)
+    return Grid(table.title, head, rows, table.note, item, table.detail)
 
 
 def _entries(data: Any, rows: str) -> list[tuple[str, Any]]:
@@ -162,3 +179,21 @@ def _cell(template: str, empty: str, model: str, data: Mapping[str, Any], base: 
         if value is None:
             return cell[-1:]
     return [part for part in cell if part != ""]
+
+
+def _tables() -> dict[str, tuple[Table, ...]]:
+    text = (files("jacobiflow_lab.paper") / "tables.toml").read_text(encoding="utf-8")
+    return {item: tuple(map(Table.of, entries)) for item, entries in tomllib.loads(text).items()}
+
+
+TABLES = _tables()  # by item
+
+
+def sections(item: str) -> tuple[str, ...]:
+    """The sections of the page that show an item: names of PAPER_ITEMS."""
+    return tuple(dict.fromkeys(table.section or item for table in TABLES[item]))
+
+
+def shows(item: str) -> str:
+    """The tables and figures of the paper that an item stands beside."""
+    return "; ".join(PAPER_ITEMS[name].shows for name in sections(item))

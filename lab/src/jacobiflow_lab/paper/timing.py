@@ -1,114 +1,169 @@
-"""Timing by the paper's rule: a run is the mean of several distinct batches, and there are several runs."""
+"""All times of a model, from one run: Table 1, Table A4, Figure 5 and Figure 6 show parts of it.
+
+Methods are compared within a backend: first all in torch, as the paper did, then all compiled.
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
-
-import torch
-from torch import Tensor
-
-from jacobiflow.core.method import Method, Plan
-from jacobiflow.core.results import Decoded
-from jacobiflow.flows.plain_loop import plain_tarflow
-from jacobiflow.flows.tarflow import TarFlow
-from jacobiflow_lab.paper.sampling import denoise
+from jacobiflow_lab.analysis.plots import save_bars, save_runtime
+from jacobiflow_lab.analysis.runtime import PLAIN, runtimes
+from jacobiflow_lab.paper.sampling import BEYOND, GUESSES, PAPER_METHODS, all_plans
+from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
 from jacobiflow_lab.paper.session import Task
 
-T = TypeVar("T")
-EXACT = "sequential"
-PLAIN = "plain loop"
+SIZES = ("smallest", "largest")  # batches
 
 
-def clock(device: torch.device, work: Callable[..., T], *args: Any) -> tuple[float, T]:
-    """Seconds that work(*args) takes, and what it returns."""
-    began = time.perf_counter()
-    out = work(*args)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began, out
+def measure(task: Task, seed: int | None = None) -> list[list[Doc]]:
+    """Every method in every backend at every batch size; one list per backend and batch size."""
+    scale, found = task.scale, []
+    for backend in scale.backends:
+        for batch in scale.batches:
+            methods = scale.methods or (*PAPER_METHODS, *GUESSES[1:])
+            if not scale.methods and backend == scale.backends[-1]:
+                methods += BEYOND
+            if not scale.methods and backend == "torch" and batch == scale.batches[-1]:
+                methods += tuple(f"tau {tau:g}" for tau in scale.taus)
+            task.session.note(f"{task.model}: timing batches of {batch}, {backend or 'fastest backend'}")
+            found.append(
+                runtimes(
+                    task.flow,
+                    batch,
+                    all_plans(task, batch, methods),
+                    runs=scale.runs,
+                    repeats=scale.repeats,
+                    seed=task.seed if seed is None else seed,
+                    backend=backend,
+                    plain=backend == "torch",
+                    **task.condition(batch),
+                )
+            )
+    return found
 
 
-def deviation(x: Tensor, exact: Tensor) -> dict[str, float]:
-    """The largest and mean distance of samples from sequential decoding, over finite numbers."""
-    off = (x - exact).abs().double()
-    off = off[off.isfinite()]
-    return {"largest": off.max().item() if len(off) else float("nan"), "mean": off.mean().item()}
+def run(task: Task) -> Result:
+    """Times of whole batches and of decoding alone, with the blocks of the largest batch size."""
+    scale, groups = task.scale, measure(task)
+    rows = [row for group in groups for row in compared(group, len(task.flow.blocks))]
+    last = scale.batches[-1]
+    largest = [group for group in groups if group[0]["batch"] == last]
+    pictures = []
+    for group in largest:
+        name = group[-1]["backend"]
+        path = task.picture("runtime" if group is largest[0] else f"runtime-{name}")
+        shown = [one for one in group if one["plan"] in PAPER_METHODS]
+        save_runtime(shown, path, title=f"{task.model}: where the seconds go ({name})")
+        caption = f"{task.model}: seconds of a batch of {last}, {name}. Shorter is better."
+        pictures.append(Picture(path.name, caption, section="runtime"))
+    guesses = [row for row in rows if row["plan"] in GUESSES and row["batch"] == last]
+    if not scale.methods:
+        path = task.picture("initialisation")
+        swept = range(2, len(task.flow.blocks) + 1)
+        first = [row for row in guesses if row["backend"] == guesses[0]["backend"]]
+        save_bars(
+            path,
+            [
+                ("speed-up over sequential", ["decoding"], {r["plan"]: [r["speedup"]] for r in first}),
+                (
+                    "sweeps (mean)",
+                    [f"block {k}" for k in swept],
+                    {r["plan"]: [b["sweeps"] for b in r["layers"][1:]] for r in first},
+                ),
+            ],
+            title=f"{task.model}: first guesses, tau {scale.tau:g}, torch",
+        )
+        caption = f"{task.model}: speed-up (higher is better) and sweeps of blocks 2 to K by first guess."
+        pictures.append(Picture(path.name, caption, section="initialisation"))
+    return Result(
+        data={
+            "tau": scale.tau,
+            "K": len(task.flow.blocks),
+            "L": task.flow.sequence_shape[0],
+            "compare": [row for row in rows if row["plan"] in (*PAPER_METHODS, PLAIN)],
+            "beyond": [row for row in rows if row["plan"] in BEYOND],
+            "guesses": guesses,
+            "guess_times": extremes(guesses[: len(GUESSES)]),
+            "times": {
+                name: {
+                    size: times(rows, torch, batch)
+                    for size, batch in zip(SIZES, (scale.batches[0], last), strict=True)
+                }
+                for name, torch in (("torch", True), ("compiled", False))
+            },
+            "taus": [row | {"tau": row["plan"][4:]} for row in rows if row["plan"].startswith("tau ")],
+            "blocks": {group[-1]["backend"]: blocks(group) for group in largest},
+        },
+        counts={"batches_per_run": scale.repeats, "runs": scale.runs},
+        pictures=tuple(pictures),
+    )
 
 
-def timed(
-    task: Task, plans: Mapping[str, Plan], batch: int, *, runs: int, repeats: int, plain: bool = False
-) -> list[dict[str, Any]]:
-    """For every plan: seconds per batch with their spread over runs, and the deviation from sequential.
+def compared(group: list[Doc], count: int) -> list[Doc]:
+    """Rows with their speed-up over sequential decoding in the same backend, at the same batch size.
 
-    Every batch has new noise, which all plans decode in turn. plain: the loop of public code decodes it too.
-    It is the first row, and every row has its speed-up over it.
+    Selective decoding of `count` blocks solves one of them sequentially and cannot exceed that speed-up.
     """
-    flow, labels = task.flow, task.labels(batch)
-    every = {EXACT: flow.plan(EXACT)} | dict(plans)
-    one_sweep = Plan((Method(max_sweeps=1),) * len(flow.blocks))  # pays for what is made at first use
-    seen: dict[str, list[list[dict[str, Any]]]] = {
-        name: [[] for _ in range(runs)] for name in (*every, PLAIN)
-    }
-    for run in range(runs):
-        for i in range(repeats):
-            z = flow.noise(batch, task.seed, start=(run * repeats + i) * batch)
-            flow.decode(z[:1], one_sweep, **task.condition(1), on_failure="return", warn=False)
-            outs = {name: flow.decode(z, plan, labels=labels, warn=False) for name, plan in every.items()}
-            exact = outs[EXACT].x
-            for name, out in outs.items():
-                seen[name][run].append(_decoding(out, exact))
-            if plain:
-                assert isinstance(flow, TarFlow)
-                seconds, x = clock(task.device, plain_tarflow, flow, z, labels)
-                seen[PLAIN][run].append({"seconds": seconds} | deviation(x, exact))
-    base = statistics.fmean(each["seconds"] for run in seen[EXACT] for each in run)
-    rows = [_summary(name, batch, seen[name], base) for name in ((PLAIN,) if plain else ()) + tuple(plans)]
-    if plain:
-        rows = [row | {"against_plain": rows[0]["seconds"] / row["seconds"]} for row in rows]
-    return rows
+    exact = next(one for one in group if one["plan"] == "sequential")
+    return [
+        one
+        | {
+            "speedup": exact["seconds"] / one["seconds"],
+            "whole_speedup": exact["whole"] / one["whole"],
+            "ceiling": count if one["plan"].startswith(("selective", "tau ")) else None,
+            "later_sweeps": sum(layer["sweeps"] for layer in one["layers"][1:]),
+        }
+        for one in group
+    ]
 
 
-def other_seconds(task: Task, batch: int, *, runs: int, repeats: int) -> list[float]:
-    """Seconds per batch that no decoder changes, noise and denoising: the mean of each run."""
-    flow, labels = task.flow, task.labels(batch)
-
-    def around(start: int) -> Tensor:
-        # Denoising takes as long for noise as for a sample.
-        return denoise(task, flow.from_sequence(flow.noise(batch, task.seed, start=start)), labels)
-
-    around(0)
-    starts = [[(run * repeats + i) * batch for i in range(repeats)] for run in range(runs)]
-    return [statistics.fmean(clock(task.device, around, start)[0] for start in run) for run in starts]
-
-
-def _decoding(out: Decoded, exact: Tensor) -> dict[str, Any]:
-    """One batch by one plan."""
+def extremes(rows: list[Doc]) -> Doc:
+    """The fastest and the slowest of these rows, and the largest deviation between runs."""
+    seconds = [row["seconds"] for row in rows]
     return {
-        "seconds": out.stats.seconds,
-        "sweeps": [block.sweeps.double().mean().item() for block in out.stats.blocks],
-        "status": out.stats.status,
-    } | deviation(out.x, exact)
-
-
-def _summary(name: str, batch: int, runs: list[list[dict[str, Any]]], base: float) -> dict[str, Any]:
-    """The row of a method over all runs. base: seconds of sequential decoding."""
-    means = [statistics.fmean(each["seconds"] for each in run) for run in runs]
-    seconds = statistics.fmean(means)
-    every = [each for run in runs for each in run]
-    row = {
-        "method": name,
-        "batch": batch,
-        "seconds": seconds,
-        "runs": means,
-        "spread": max(abs(mean - seconds) for mean in means),
-        "speedup": base / seconds,
-        "largest": max(each["largest"] for each in every),
-        "mean": statistics.fmean(each["mean"] for each in every),
+        "fastest": min(seconds),
+        "slowest": max(seconds),
+        "spread": max(row.get("spread", 0.0) for row in rows),
     }
-    if "sweeps" in every[0]:
-        row["sweeps"] = [statistics.fmean(s) for s in zip(*(each["sweeps"] for each in every), strict=True)]
-        row["status"] = max((each["status"] for each in every), key=lambda status: status.rank).name
-    return row
+
+
+def times(rows: list[Doc], torch: bool, batch: int) -> Doc | None:
+    """What claims are about: the methods of one backend at one batch size. None: the backend did not run."""
+    named = {
+        row["plan"]: row for row in rows if (row["backend"] == "torch") is torch and row["batch"] == batch
+    }
+    if not named:
+        return None
+    paper = {name: named[name]["whole"] for name in PAPER_METHODS}
+    low, middle, high = sorted(paper.values())
+    return paper | {
+        "batch": batch,
+        "speedup": named["selective"]["whole_speedup"],
+        "spread": max(named[name]["whole_spread"] for name in PAPER_METHODS),
+        "difference": min(middle - low, high - middle),
+        "first": named["sequential"]["layers"][0]["seconds"],
+        "speedups": {name: row["speedup"] for name, row in named.items()},
+    }
+
+
+def blocks(group: list[Doc]) -> Doc:
+    """Table A4 of one backend: seconds of each block, sequential beside selective."""
+    named = {one["plan"]: one for one in group}
+    pair = {name: named[name] for name in ("sequential", "selective")}
+    rows = [
+        {name: one["layers"][i] | {"share": one["shares"][i]} for name, one in pair.items()}
+        for i in range(len(group[-1]["layers"]))
+    ]
+    totals = {
+        name: {"other": one["other"], "share": one["shares"][-1], "whole": one["whole"]}
+        for name, one in pair.items()
+    }
+    speedup = pair["sequential"]["whole"] / pair["selective"]["whole"]
+    found = {"rows": rows, "totals": totals, "speedup": speedup, "batch": group[0]["batch"]}
+    return found | extremes([row["sequential"] for row in rows])
+
+
+ITEM = Item(
+    name="timing",
+    run=run,
+    minutes=lambda scale, model: 0.02 * scale.runs * scale.repeats * (10 if model in scale.judged else 3),
+)
