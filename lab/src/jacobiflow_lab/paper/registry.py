@@ -43,7 +43,7 @@ ITEMS: dict[str, Item] = {
 
 
 def choose(names: tuple[str, ...]) -> list[Item]:
-    """The items of these names, or those of a section of this name, and those that they use, in running order.
+    """The items of these names or of sections of these names, and those that they use, in running order.
 
     Default: all.
     """
