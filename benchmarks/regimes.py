@@ -14,9 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ STEPS = 16  # positions that sequential decoding is timed on, in the middle of t
 ENOUGH_SECONDS = 0.15  # of runs per figure
 ONCE_SECONDS = 20.0  # a run that takes longer is not repeated
 CHECKED = ((128, 64, 64), (128, 256, 4), (256, 256, 1), (256, 1024, 16), (768, 64, 1), (768, 256, 4))
+PAGE = ROOT / "docs/regimes.md"
 Cell = dict[str, Any]
 
 
@@ -192,6 +194,19 @@ def draw(cells: list[Cell], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def filled(text: str, doc: Mapping[str, Any]) -> str:
+    """The page with the table of whole runs made anew."""
+    heads = ("width", "length", "batch", "method", "runs", "sweeps", "seconds", "predicted", "ratio")
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for row in doc["checks"]:
+        cells = (f"{row[h]:.3g}" if isinstance(row[h], float) else str(row[h]) for h in heads)
+        lines.append("| " + " | ".join(cells) + " |")
+    source = f"commit {doc['commit']}, {doc['cpu']}, {doc['threads']} threads"
+    table = "\n".join(lines) + f'\n\n`make bench ARGS="regimes --check"`, {source}.\n'
+    table = table if doc["checks"] else 'Not measured yet: `make bench ARGS="regimes --check"`.\n'
+    return re.sub(r"(<!-- checks -->\n).*?(<!-- end -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL)
+
+
 def _square(x: int, y: int, color: str) -> Any:
     from matplotlib.patches import Rectangle
 
@@ -228,6 +243,8 @@ def main() -> None:
         doc["checks"] = [row for key in CHECKED for row in check(found[key])]
         write()
     draw(list(found.values()), args.out / "regimes.png")
+    if args.out.resolve() == (ROOT / "docs/bench").resolve():
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), doc), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from jacobiflow.adapters import race
 from jacobiflow.adapters.masked import Structure, pack, structure
 from jacobiflow.adapters.module_state import Snapshot, State
 from jacobiflow.adapters.transform_spec import TransformSpec, library_mode
@@ -113,7 +114,8 @@ class TransformInverter:
         self.ways: tuple[str, ...] = ()  # in which it can be solved
         self.memo = WeightMemo()
         weights = tuple(link.linear.weight.shape for link in spec.network.links)
-        self.signature: Hashable = (spec.passes, type(spec.module), weights, type(spec.bijector), spec.params)
+        kinds = type(spec.module), type(spec.bijector), spec.params
+        self.signature = race.number((spec.passes, weights, kinds))
 
     def pack(self, state: State, spec: TransformSpec) -> bool:
         """Read weights and layers, which may have been replaced. False: call the original, because its masks

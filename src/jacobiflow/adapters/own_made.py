@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,8 @@ class OwnMADE(nn.Module):
     features: T. context: C, or 0.
     activation: of all hidden layers. With it hidden units are cached, if `params` is a chain of linear layers
         that are masked. Without it each sweep is a full pass.
-    masks: [out, in] of each linear layer of `params`, if they are not the layers' `mask` attributes.
+    masks: pairs of a linear layer of `params` and its mask [out, in], from input to output; not needed if
+        `params` is a module whose linear layers have their masks as an attribute `mask`.
 
     `inverse` takes one pass per feature until `jacobiflow.accelerate` makes it fast.
     """
@@ -42,19 +43,27 @@ class OwnMADE(nn.Module):
         *,
         context: int = 0,
         activation: Callable[[Tensor], Tensor] | None = None,
-        masks: Sequence[Tensor] = (),
+        masks: Sequence[tuple[nn.Linear, Tensor]] = (),
     ) -> None:
         super().__init__()
         self.params = params if isinstance(params, nn.Module) else _Function(params)
         self.bijector, self.features, self.context = bijector, features, context
-        self.activation, self.masks = activation, tuple(masks)
-        shapes = [list(layer.weight.shape) for layer in self.linears()]
-        if masks and [list(mask.shape) for mask in masks] != shapes:
-            raise ValueError(f"masks must have the shapes of the linear layers, {shapes}")
+        self.activation, names = activation, {id(m): name for name, m in self.params.named_modules()}
+        for layer, mask in masks:
+            if id(layer) not in names:
+                raise ValueError(f"masks has a layer that params does not hold: {layer}")
+            if mask.shape != layer.weight.shape:
+                shapes = list(mask.shape), list(layer.weight.shape)
+                raise ValueError(f"a mask has shape {shapes[0]}: give it the shape {shapes[1]} of its weight")
+        self.masks = tuple((names[id(layer)], mask) for layer, mask in masks)  # by name: copies have others
 
-    def linears(self) -> list[nn.Linear]:
-        """The linear layers of the network, from input to output."""
-        return [m for m in self.params.modules() if isinstance(m, nn.Linear)]
+    def linears(self) -> tuple[tuple[nn.Linear, Tensor | None], ...]:
+        """The linear layers of the network from input to output, and masks that are not their own."""
+        if self.masks:
+            return tuple(
+                (cast(nn.Linear, self.params.get_submodule(name)), mask) for name, mask in self.masks
+            )
+        return tuple((m, None) for m in self.params.modules() if isinstance(m, nn.Linear))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """z [n, T] of x [n, T], and log |dz/dx| [n]."""
@@ -76,8 +85,8 @@ class OwnMADE(nn.Module):
 
     def networks(self) -> tuple[ForeignNetwork, ...]:
         """How the layers may be connected: outputs by feature or by parameter, or in an unknown way."""
-        linears, width = self.linears(), self.features + self.context
-        masks = self.masks or (None,) * len(linears)
+        linears, masks = zip(*self.linears(), strict=True) if self.linears() else ((), ())
+        width = self.features + self.context
         unknown = ForeignNetwork(
             self.features, (), None, torch.zeros(self.features, self.bijector.params, dtype=torch.long)
         )

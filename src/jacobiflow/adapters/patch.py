@@ -165,9 +165,9 @@ class Patch:
         given = chain((z, *(() if context is None else (context,))), tensors_of(self.module))
         gradients = torch.is_grad_enabled() and any(t.requires_grad for t in given)
         key = (inverter.signature, len(z).bit_length(), gradients, z.dtype, z.device, torch.get_num_threads())
-        way = way or race.winner(key)
+        way, as_fast = way or race.winner(key), "it is as fast" + " with gradients" * gradients
         if way == race.ORIGINAL:
-            return way, "it is as fast"
+            return way, as_fast
         state = State(self.parts())
         if obstacle := only_original(z.device) or state.obstacle:
             return race.ORIGINAL, obstacle
@@ -179,7 +179,7 @@ class Patch:
                 return race.ORIGINAL, "inputs or context of another shape, dtype or device"
             chosen = way if way in inverter.ways else self._race(key, call, gradients)
             if chosen == race.ORIGINAL:
-                return chosen, "it is as fast"
+                return chosen, as_fast
             return chosen, inverter.solve(z, context, self.tol, chosen)
 
         return inverter.memo.solve(((None, state.tensors),), partial(self._pack, state), use)

@@ -62,12 +62,12 @@ def captured(function: Any) -> list[nn.Module]:
     return modules
 
 
-def _names(code: types.CodeType | None) -> set[str]:
+def _names(code: types.CodeType | None) -> list[str]:
     """The globals and attributes that a function and those inside it name."""
     if code is None:
-        return set()
+        return []
     inner = (_names(part) for part in code.co_consts if type(part) is types.CodeType)
-    return set(code.co_names).union(*inner)
+    return [*code.co_names, *chain.from_iterable(inner)]
 
 
 def _parts(item: Any) -> Iterator[tuple[str, Any]]:

@@ -146,9 +146,7 @@ class OpenInverse(Patch):
     def now(self) -> tuple[str, str]:
         obstacle = self._obstacle(next(self.module.parameters(), torch.zeros(())))
         return (
-            (ORIGINAL, obstacle)
-            if obstacle
-            else (FULL, "its `meta` is any function: each sweep is a full pass")
+            (ORIGINAL, obstacle) if obstacle else (FULL, "its `meta` is unknown: each sweep is a full pass")
         )
 
     def _obstacle(self, y: Tensor) -> str | None:

@@ -108,9 +108,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """The line below a plan's row of images: its time and speed-up at every batch size."""
-    each = (f"batch {r.batch} {1000 * r.seconds:,.0f} ms, {r.gain}" for r in rows)
-    return f"{Path(rows[0].plan).name}: {'; '.join(each)}"
+    """The line below a plan's row of images: its time and speed-up at every batch size, its deviation."""
+    each = (f"{1000 * r.seconds:,.0f} ms at batch {r.batch} ({r.gain})" for r in rows)
+    return f"{Path(rows[0].plan).name}: {', '.join(each)}, deviation {max(r.largest for r in rows):.1g}"
 
 
 def conclusion(rows: Sequence[Row], plans: Sequence[str]) -> str:

@@ -98,7 +98,8 @@ def show(plan: Plan) -> str:
     return (
         f"{table(rows)}\n\n"
         "per block, next to the noise first: 1 is sequential, else width/tolerance;\n"
-        "T is the whole sequence, p and z begin at the block's input and at zeros, m is mixed precision.\n"
+        "T is the whole sequence, p and z begin at the block's input and at zeros;\n"
+        "m is mixed precision.\n"
         "Plans without seconds deviate too much or were not promising.\n\n"
         f"* on fresh noise in batches of {setting['batch']}: {measured['seconds']:.4f} s, sequential "
         f"{measured['sequential_seconds']:.4f} s, {gain}\n"

@@ -259,6 +259,8 @@ def save_bars(
 
     level: a dotted line.
     """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     wide = [max(2.2, 0.5 * len(groups) * (len(named) + 1) + 1) for _, groups, named in panels]
     shared: dict[str, Any] = {"gridspec_kw": {"width_ratios": wide}}
     size = (max(7.0, sum(wide)) / len(panels), 3.8)
@@ -272,7 +274,12 @@ def save_bars(
             if level is not None:
                 ax.axhline(level, color="black", linewidth=1, linestyle=":")
             ax.set_xticks(range(len(groups)), groups, fontsize=9)
-            ax.set(ylabel=label, **{"yscale": "log"} if log else {})
+            ax.set_ylabel(label)
+            if log:
+                ax.set(yscale="log", ylim=(0.8, None))
+                ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                ax.yaxis.set_major_formatter("{x:g}")
+                ax.yaxis.set_minor_formatter(NullFormatter())
             ax.grid(axis="x", visible=False)
         if len(panels[0][2]) > 1:
             sheet.legend(sheet.axes.flat[0], columns=len(panels[0][2]))

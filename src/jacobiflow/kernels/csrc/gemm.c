@@ -14,7 +14,8 @@
 #endif
 #define MOST_PANELS 4          /* of a tile */
 #define DEPTH 384              /* of the part of a tile's panels that all tiles of rows read before the next part */
-#define FETCH_ROWS 6           /* fewer rows leave no time to fetch: they read as fast as the processor can */
+#define FETCH_ROWS 6           /* fewer rows leave no time to fetch the next part: they fetch a few steps ahead */
+#define STEPS_AHEAD 64         /* of the depth; a single row reads as fast as the processor can without */
 #define NEAR_FLOATS (96 << 10) /* of weights that stay in the second cache from call to call */
 
 /* Panels beside `rows` rows of sums, so that sums, weights and one input fit into the registers. */
@@ -136,7 +137,7 @@ void product(long rows, const float *a, long lda, Panels right, long first, long
     if (rows <= 0) return;
     long each = even_part(rows, TILE_ROWS), count = (rows + each - 1) / each;
     long most = rows >= FETCH_ROWS ? DEPTH : right.depth;
-    int kind = right.pairs ? 2 : rows >= FETCH_ROWS && right.depth * (last - first) * PANEL > NEAR_FLOATS;
+    int kind = right.pairs ? 2 : rows > 1 && right.depth * (last - first) * PANEL > NEAR_FLOATS;
     for (long p = first, panels; p < last; p += panels) {
         panels = even_part(last - p, BESIDE(each));
         const float *b = right.b + p * right.next;
@@ -147,6 +148,7 @@ void product(long rows, const float *a, long lda, Panels right, long first, long
             /* While these weights are in the first cache, the tiles fetch the next ones, each its share. */
             const float *next = k + depth < right.depth ? part.b + depth * right.ldb : b + panels * right.next;
             Ahead ahead = {next, (right.ldb + count - 1) / count};
+            if (rows < FETCH_ROWS) ahead = (Ahead){part.b + STEPS_AHEAD * right.ldb, right.ldb};
             for (long i = 0; i < rows; i += each, ahead.from += depth * ahead.pace) {
                 long here = rows - i < each ? rows - i : each;
                 float *out = c + i * ldc + p * PANEL;
