@@ -404,3 +404,14 @@ def test_a_loose_tolerance_is_told(run: Any) -> None:
     told = run("sample", "hard", "-n", 2, "--plan", "uniform", "--tol", 4, "--force").err
     assert told.startswith("jacobiflow: warning: tol 4 is loose for this flow")
     assert told.count("\n") == 1
+
+
+def test_progress_is_shown(run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "BATCH", 4)
+    monkeypatch.setattr("jacobiflow.core.progress.LINE_SECONDS", 0.0)
+    told = run("sample", "model", "-n", 9).err.splitlines()
+    assert [line.partition(",")[0] for line in told if not line.startswith("0 ")] == [
+        "4 of 9 samples",
+        "8 of 9 samples",
+        "9 of 9 samples",
+    ]

@@ -97,8 +97,7 @@ def main(argv: Sequence[str]) -> int:
         files.append("bench.png")
     doc = asdict(args.flow) | asdict(args.decoding) | asdict(args.guidance) | {"repeats": args.repeats}
     doc |= {"machine": processor_name(z.device), "threads": threads, "device": str(z.device)}
-    doc |= {"versions": {"jacobiflow": __version__, "torch": torch.__version__}}
-    doc |= {"rows": [asdict(row) for row in rows]}
+    doc |= {"versions": {"jacobiflow": __version__, "torch": torch.__version__}, "rows": [*map(asdict, rows)]}
     text = f"{show(rows)}\n\nmedians of {FEWEST_RUNS} to {args.repeats} alternating runs on\n{setting}\n"
     text += f"written to {args.out}: {', '.join(files)}\n\n"
     text += textwrap.fill(conclusion(rows, plans), terminal_width())

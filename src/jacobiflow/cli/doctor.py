@@ -34,7 +34,6 @@ from jacobiflow.kernels import build
 OURS = ("jacobiflow-models", "jacobiflow-lab")  # distributions that must have the library's version
 OTHERS = ("torch", "numpy", "safetensors", "tyro", "pillow")
 LARGEST_DEVIATION = 1e-3  # of float32 samples of order 1 on different devices; rounding is about 1e-6
-ADVICE = "run `jacobiflow doctor` again, and report its output if this remains"
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ def self_check(device: torch.device) -> Finding:
     if deviation <= LARGEST_DEVIATION:
         return Finding(text, facts)
     wrong = f"samples of {device} with backend {backend} deviate by {deviation:.1g}"
-    return Finding(text, facts, f"{wrong}: use --backend torch or another device; {ADVICE}")
+    return Finding(text, facts, f"{wrong}: use --backend torch or another device, and report this")
 
 
 def deviation_on(device: torch.device, flow: Flow) -> tuple[str, torch.Tensor]:

@@ -181,10 +181,11 @@ def _tidy(text: str, off: str) -> str:
     tyro wraps only what is in boxes, and may break "(default: None)" into two lines.
     """
     text = re.sub(rf"\s*\(default:\s*(None|''|{off})?\)", "", text)
-    wrap = partial(textwrap.wrap, width=terminal_width(), subsequent_indent="  ", break_on_hyphens=False)
-    lines = [line.rstrip() for line in text.splitlines()]
-    wide = "\n".join("\n".join(wrap(s)) if len(s) > terminal_width() else s for s in lines)
-    return re.sub(r"\n{3,}", "\n\n", re.sub(r"\n\n(?=  -)", "\n", wide))
+    text = re.sub(r"(?<=\[)[^]\n]+", lambda found: found[0].replace(" ", "\xa0"), text)  # [--option VALUE]
+    wrap = partial(textwrap.fill, width=terminal_width(), break_on_hyphens=False)
+    lines = (wrap(s) if len(s) > terminal_width() else s for s in map(str.rstrip, text.splitlines()))
+    text = re.sub(r"\n\n(?=  -)", "\n", "\n".join(lines).replace("\xa0", " "))
+    return re.sub(r"\n{3,}", "\n\n", text)
 
 
 def parse_labels(text: str | None, n: int, classes: int) -> torch.Tensor | None:

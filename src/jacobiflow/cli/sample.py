@@ -117,7 +117,8 @@ def draw_small(args: Args) -> int:
     )
     cli.make_folder(args.out, FILES, force=args.force)
     batch = min(args.n, DENOISING_BATCH if args.denoise else BATCH)
-    samples = draw(asked, asked.resolve_plan(flow, batch), flow, 0, args.n, batch, check=args.check)
+    plan = asked.resolve_plan(flow, batch)
+    samples = draw(asked, plan, flow, 0, args.n, batch, check=args.check, progress=True)
     if args.decoding.tol is not None:  # a warning says if it is loose
         z, how = flow.noise(PROBES, asked.seed), args.decoding.of_plan(args.plan or "")
         flow.decode(z, args.plan, **how, **asked.decode_options(0, PROBES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,9 +71,8 @@ def main(argv: Sequence[str]) -> None:
     stored = folder if args.save else keep(flow)
     doc = plan.about | {"model": args.flow.model, "out": str(args.out)}
     doc |= {"stored": stored and str(stored), "methods": [asdict(method) for method in plan]}
-    text = f"{show(plan)}\n\nwritten to {args.out}"
-    if stored is not None:
-        text += f"; plan auto uses what was measured, from\n  {stored}"
+    kept = "" if stored is None else f"; plan auto uses what was measured, from\n  {stored}"
+    text = f"{show(plan)}\n\nwritten to {args.out}{kept}"
     cli.report(doc, text, as_json=args.json)
 
 
@@ -80,14 +80,13 @@ def show(plan: Plan) -> str:
     """The table for people: every plan that was tried, the fastest first."""
     tried, chosen = plan.about["tried"], [asdict(method) for method in plan]
     base = tried[0]["seconds"]
-    rows: list[tuple[str, ...]] = [("plan", "predicted", "seconds", "speed-up", "largest dev.")]
+    rows: list[tuple[str, ...]] = [("plan", "seconds", "speed-up", "deviation")]
     for trial in sorted(tried, key=lambda t: (t["seconds"] is None, t["seconds"] or t["predicted"])):
         mark = " *" if trial["methods"] == chosen else ""
         timed = trial["seconds"] is not None
         rows.append(
             (
-                " ".join(map(short_name, trial["methods"])) + mark,
-                f"{trial['predicted']:.4f}",
+                in_short(trial["methods"]) + mark,
                 f"{trial['seconds']:.4f}" if timed else "",
                 "" if not timed else f"{base / trial['seconds']:.2f}x" if trial["stable"] else NOISY,
                 "inf" if trial["deviation"] is None else f"{trial['deviation']:.2g}",
@@ -99,13 +98,22 @@ def show(plan: Plan) -> str:
         f"{table(rows)}\n\n"
         "per block, next to the noise first: 1 is sequential, else width/tolerance;\n"
         "T is the whole sequence, p and z begin at the block's input and at zeros;\n"
-        "m is mixed precision.\n"
-        "Plans without seconds deviate too much or were not promising.\n\n"
+        "m is mixed precision, 3*x is three blocks of x. Plans without seconds deviate too
+"
+        "much or are slow.
+
+"
         f"* on fresh noise in batches of {setting['batch']}: {measured['seconds']:.4f} s, sequential "
         f"{measured['sequential_seconds']:.4f} s, {gain}\n"
         f"  largest deviation {measured['deviation']:.2g} over {measured['rows']} samples; "
         f"{setting['max_deviation']:g} is allowed"
     )
+
+
+def in_short(methods: Sequence[dict[str, Any]]) -> str:
+    """The methods of a plan, with equal neighbours counted."""
+    runs = ((name, len(list(run))) for name, run in groupby(map(short_name, methods)))
+    return " ".join(f"{count}*{name}" if count > 1 else name for name, count in runs)
 
 
 def short_name(method: dict[str, Any]) -> str:
