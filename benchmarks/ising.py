@@ -104,7 +104,7 @@ library_name: jacobiflow
 license: mit
 tags: [normalizing-flow, ising-model]
 datasets: [ising]
-quality: energy {own["energy_per_site"]:.3f}, exact {own["exact_energy_per_site"]:.3f}
+quality: energy off by {abs(own["energy_per_site"] - own["exact_energy_per_site"]):.3f}
 ---
 # ising-16
 
