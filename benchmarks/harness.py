@@ -291,7 +291,8 @@ def write_tables(folder: Path, pages: list[Path]) -> None:
         page.write_text(filled(page.read_text(encoding="utf-8"), docs), encoding="utf-8")
     if "batch" in docs:
         auto = docs.get("auto", {"rows": []})["rows"]
-        tuned = [row | {"method": "auto", "seconds": row["auto_seconds"]} for row in auto]
+        mnist = [row for row in auto if row.get("model", "mnist") == "mnist"]
+        tuned = [row | {"method": "auto", "seconds": row["auto_seconds"]} for row in mnist]
         plot([*docs["batch"]["rows"], *tuned], "batch", folder / "batch.png")
     if "length" in docs:
         plot(docs["length"]["rows"], "length", folder / "length.png")

@@ -234,6 +234,8 @@ def main() -> None:
         doc.update(about_machine(), cells=list(found.values()))
         path.write_text(json.dumps(doc, indent=1) + "\n", encoding="utf-8")
 
+    if args.check and not all(key in found for key in CHECKED):
+        parser.error("cells are missing: run it without --check first")
     for key in [(w, t, b) for w in args.only for t in LENGTHS for b in BATCHES]:
         if args.again or (key not in found and not args.check):
             found[key] = measure(*key)
