@@ -3,8 +3,8 @@
     make bench ARGS="tarflow maf-1 --repeats 9"
 
 Each section writes its JSON; one that is not run keeps the JSON that it has. The Markdown, the plots and
-the tables of docs/performance.md are made anew from all of them; `--tables` does only that. `accelerate`,
-`ising`, `mnist_quality`, `bundle` and `kernels` are programs of their own, with options of their own:
+the tables of docs/performance.md are made anew from all of them; `--tables` does only that. A name like
+"ladder" stands for all sections that begin with it. Programs have options and records of their own:
     make bench ARGS="mnist_quality --data mnist.npz"
 """
 
@@ -16,7 +16,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks import auto, compiled, maf, memory, operators, roads, tarflow, weights
+from benchmarks import auto, compiled, ladder, maf, memory, operators, roads, tarflow, weights
 from benchmarks.harness import REPEATS, ROOT, Section, record, write_tables
 
 SECTIONS = {
@@ -28,15 +28,18 @@ SECTIONS = {
     "maf-100": Section("`mnist-maf`, 100 samples, against nflows", partial(maf.nflows_rows, n=100)),
     "zuko-maf": Section("zuko MAF, 128 features, 1000 samples", partial(maf.zuko_rows, kind="MAF")),
     "zuko-nsf": Section("zuko NSF, 128 features, 1000 samples", partial(maf.zuko_rows, kind="NSF")),
-    "auto": Section('plan="auto" of `mnist` against the best fixed plan', auto.rows),
+    "auto": Section('plan="auto" against the best named plan within the deviation', auto.rows),
+    "series": Section("network evaluations in series, one sample", auto.series),
+    "guesses": Section("whole sweeps until the error is at most 0.05, by first guess", auto.guesses),
     "memory": Section("peak memory of decoding", memory.rows),
     "operators": Section("where the time goes", operators.rows),
     "compile": Section("the backends: torch.compile against the C kernels and plain torch", compiled.rows),
     "weights": Section("looking at every byte of the weights in each call", weights.rows),
     "roads": Section("other roads, against our own decoding of the same block", roads.rows),
+    **ladder.sections(),
 }
 # Programs with options and records of their own: a module of this folder with `main()`.
-PROGRAMS = ("accelerate", "ising", "mnist_quality", "bundle", "kernels")
+PROGRAMS = ("accelerate", "ising", "mnist_quality", "bundle", "kernels", "regimes")
 
 
 def main() -> None:
@@ -49,14 +52,18 @@ def main() -> None:
     )
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join((*SECTIONS, *PROGRAMS)))
     parser.add_argument("--repeats", type=int, default=REPEATS, help="alternating runs a median")
+    parser.add_argument("--model", default="mnist", help="a bundled name or a checkpoint, for the ladder")
     parser.add_argument("--tables", action="store_true", help="measure nothing")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/bench")
     args = parser.parse_args()
-    unknown = [name for name in args.sections if name not in SECTIONS]
+    known = SECTIONS | ladder.sections(args.model)
+    groups = {name: [s for s in known if s.startswith(f"{name}-")] for name in args.sections}
+    asked = {name: [name] if name in known else found for name, found in groups.items()}
+    unknown = [name for name, found in asked.items() if not found]
     if unknown or args.repeats < 1:
         parser.error(f"no section is called {unknown[0]}" if unknown else "--repeats must be 1 or more")
-    for name in () if args.tables else args.sections or SECTIONS:
-        record(name, SECTIONS[name], args.repeats, args.out, f'make bench ARGS="{name}"')
+    for name in () if args.tables else [s for found in asked.values() for s in found] or known:
+        record(name, known[name], args.repeats, args.out, f'make bench ARGS="{name}"')
     own = args.out.resolve() == (ROOT / "docs/bench").resolve()
     write_tables(args.out, [ROOT / "docs/performance.md", ROOT / "README.md"] if own else [])
 

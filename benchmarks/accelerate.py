@@ -1,6 +1,7 @@
 """`jf.accelerate` against the libraries themselves: `python -m benchmarks.accelerate [PART ...]`.
 
 table: the inverse of flows of nflows, zuko, normflows and Pyro, features x samples; never below 0.95x.
+gradients: the same with a backward pass, affine flows of few features.
 images: an nflows MAF of 16 x 16 MNIST (needs --data), with noise rows that have no finite inverse.
 sbi: posteriors of two moons and of a 10-dimensional linear Gaussian, before and after.
 
@@ -15,7 +16,7 @@ import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,14 @@ import jacobiflow as jf
 from benchmarks.accelerate_report import filled, merged, render
 
 Inverse = Callable[[Tensor], Tensor]
-PARTS = ("table", "images", "sbi")
+PARTS = ("table", "gradients", "images", "sbi")
 OUT, PAGE = Path("docs/bench/accelerate.json"), Path("docs/accelerate.md")
 FEATURES, SAMPLES = (2, 3, 6, 10, 32, 128), (1, 100, 10_000)
+WITH_GRADIENTS = (
+    ("nflows affine", "zuko MAF", "normflows affine", "pyro affine"),
+    (3, 6, 10, 32),
+    (1, 100, 1000),
+)
 
 
 def data(count: int, features: int, seed: int = 0) -> Tensor:
@@ -132,7 +138,18 @@ FLOWS: dict[str, Callable[[int], tuple[nn.Module, Inverse]]] = {
 }
 
 
-@torch.no_grad()
+def differentiated(model: nn.Module, inverse: Inverse) -> Inverse:
+    """As `inverse`, with the gradients of a loss with respect to all weights."""
+    weights = list(model.parameters())
+
+    def run(z: Tensor) -> Tensor:
+        x = inverse(z)
+        torch.autograd.grad(x.square().sum(), weights, allow_unused=True)
+        return x.detach()
+
+    return run
+
+
 def compare(model: nn.Module, inverse: Inverse, z: Tensor, budget: float) -> dict[str, float]:
     """Pairs of runs, theirs and ours in turn, as many as fit into `budget` seconds, one at least; four times
     as many where ours look slower, because near 1 the noise decides.
@@ -183,7 +200,9 @@ def timed(run: Callable[[], Tensor], calls: int) -> tuple[float, Tensor]:
     return (time.perf_counter() - start) / calls, out
 
 
-def table(names: list[str], features: list[int], samples: list[int], budget: float) -> list[dict[str, Any]]:
+def table(
+    names: Sequence[str], features: Sequence[int], samples: Sequence[int], budget: float, gradients: bool
+) -> list[dict[str, Any]]:
     rows = []
     print(f"{'':18s} {'features':>8s}" + "".join(f"{f'{n} samples':>26s}" for n in samples))
     for name in names:
@@ -193,7 +212,9 @@ def table(names: list[str], features: list[int], samples: list[int], budget: flo
             line = f"{name:18s} {d:8d}"
             for n in samples:
                 z = torch.randn(n, d, generator=torch.Generator().manual_seed(2))
-                row = {"flow": name, "features": d, "samples": n} | compare(model, inverse, z, budget)
+                with torch.set_grad_enabled(gradients):
+                    run = differentiated(model, inverse) if gradients else inverse
+                    row = {"flow": name, "features": d, "samples": n} | compare(model, run, z, budget)
                 rows.append(row)
                 line += f"{row['ratio']:9.2f}x {1e3 * row['ours_s']:8.2f} ms{row['deviation']:6.0e}"
             print(line, flush=True)
@@ -366,8 +387,11 @@ def main() -> None:
     doc: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
     doc["machine"] = machine()
     if "table" in parts:
-        rows = table(args.flows, args.features, args.samples, args.budget)
+        rows = table(args.flows, args.features, args.samples, args.budget, False)
         doc["table"] = merged(doc.get("table", []), rows, list(FLOWS))
+    if "gradients" in parts:
+        rows = table(*WITH_GRADIENTS, args.budget, True)
+        doc["gradients"] = {"threads": torch.get_num_threads(), "rows": rows}
     if "images" in parts:
         doc["images"] = images(args.data, args.store, args.epochs, args.images)
     if "sbi" in parts:

@@ -122,24 +122,34 @@ def median(run: Callable[[], object], repeats: int = REPEATS) -> float:
 def record(name: str, section: Section, repeats: int, folder: Path, command: str) -> None:
     """Measure one section and write its JSON."""
     print(f"{name}: {section.title}", flush=True)
-    began, others = time.perf_counter(), _others()
+    began, others = time.perf_counter(), busy_elsewhere()
     rows = section.rows(repeats)
     seconds = time.perf_counter() - began
     doc = {
         "section": name,
         "title": section.title,
         "command": command,
-        "commit": _commit(),
-        "torch": torch.__version__,
-        "cpu": _processor(),
-        "threads": torch.get_num_threads(),
+        **about_machine(),
         "repeats": repeats,
         "took_seconds": round(seconds, 1),
-        "busy_elsewhere": round(max(_others() - others, 0) / seconds, 3),  # cores that others kept busy
+        "busy_elsewhere": round(
+            max(busy_elsewhere() - others, 0) / seconds, 3
+        ),  # cores that others kept busy
         "rows": [{k: _short(v) for k, v in row.items()} for row in rows],
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(doc, indent=1) + "\n", encoding="utf-8")
+
+
+def about_machine() -> Row:
+    """What was measured, with what and on what."""
+    name = processor_name(torch.device("cpu"))
+    return {
+        "commit": _commit(),
+        "torch": torch.__version__,
+        "cpu": f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _short(value: Any) -> Any:
@@ -156,12 +166,7 @@ def _commit() -> str:
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+" if changed else "")
 
 
-def _processor() -> str:
-    name = processor_name(torch.device("cpu"))
-    return f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _others() -> float:
+def busy_elsewhere() -> float:
     """Seconds of processor time that other processes have had so far; 0 where nobody tells."""
     try:
         user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:5])
@@ -174,7 +179,14 @@ def _others() -> float:
 
 # Tables
 
-UNITS = {"ratio": "x", "distance": "x", "auto_ratio": "x", "check_per_read": "x"}
+UNITS = {
+    "ratio",
+    "distance",
+    "auto_ratio",
+    "check_per_read",
+    "over_the_rung_above",
+    "over_the_plain_loop",
+}  # x
 HEADS = {
     "ratio": "ratio to the peer",
     "deviation": "largest deviation",

@@ -2,7 +2,8 @@
 
 One block with random weights, windows of w positions from half of the length on, the shortest of many runs.
 The bound of a call is max(bytes / reading speed, operations / peak), both measured in the same run. Bytes are
-the weights, and the keys and values that are read; their reading speed is measured on as many bytes.
+the weights, and the keys and values that are read; their reading speed is measured on as many bytes. Sweeps
+in bfloat16 are beside the bound of float32.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 import torch
 
 import jacobiflow as jf
-from benchmarks.harness import matmul_speed
+from benchmarks.harness import busy_elsewhere, matmul_speed
 
 SHAPES = {
     "mnist": {"image_size": 28, "image_channels": 1, "patch_size": 2, "width": 128, "layers_per_block": 2},
@@ -123,7 +124,7 @@ def line(name: str, seconds: float, limits: tuple[float, float, float], one: flo
     operations, size, bound = limits
     times = f"{seconds / one:8.2f}x one" if one else ""
     print(
-        f"  {name:>12}: {seconds * 1e3:9.3f} ms {operations / seconds / 1e9:7.0f} GFLOPS "
+        f"  {name:>14}: {seconds * 1e3:9.3f} ms {operations / seconds / 1e9:7.0f} GFLOPS "
         f"{size / seconds / 1e9:7.1f} GB/s {seconds / bound:6.2f}x bound{times}",
         flush=True,
     )
@@ -143,6 +144,13 @@ def sweeps(case: Case, widths: list[int], seconds: float) -> None:
         took = shortest(partial(engine.params, x, start, width, store), seconds)
         line("whole sweep" if start == 1 else f"w {width}", took, case.limits(start, width), one)
         one = one or took
+    rough = engine.rough()
+    for width, start in ((16, length // 2), (length - 1, 1)) if rough is not None else ():
+        store16 = rough.new_cache(batch)
+        rough.params(x, 1, start, store16)
+        took = shortest(partial(rough.params, x, start, width, store16), seconds)
+        name = "whole" if start == 1 else f"w {width}"
+        line(f"{name} bfloat16", took, case.limits(start, width), one)
     slopes = torch.empty(batch, length)
     took = shortest(partial(engine.solve, x, z, slopes, 1, length, store), seconds, 1)
     steps = [case.limits(t, 1) for t in range(1, length)]
@@ -164,11 +172,13 @@ def main() -> None:
         f"{args.threads} threads: peak {machine.peak() / 1e9:.0f} GFLOPS, torch's matrix product "
         f"{matmul_speed() / 1e9:.0f}; GB/s of {speeds}"
     )
+    began, others = time.perf_counter(), busy_elsewhere()
     for shape in args.shapes:
         for batch in args.batch:
             case = Case(machine, made(shape), batch)
             print(f"{shape}, batch {batch}, {4 * case.weights / 1e6:.1f} MB of weights", flush=True)
             sweeps(case, args.widths, args.seconds)
+    print(f"others kept {(busy_elsewhere() - others) / (time.perf_counter() - began):.2f} cores busy")
 
 
 if __name__ == "__main__":

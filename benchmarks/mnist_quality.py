@@ -111,7 +111,7 @@ def maf_quality(flow: jf.Flow, test: Images, count: int, noise_rows: int) -> dic
         nats = torch.cat([flow.log_prob(part) for part in found.x.flatten(1).split(500)])
     out = flow.sample(noise_rows, seed=0, plan="sequential")
     lost = int((~out.x.isfinite().all(1)).sum())
-    print(f"  log-likelihood {nats.mean():.2f} nats an image; {lost} of {noise_rows} noise rows not finite")
+    print(f"  log-likelihood {nats.mean():.2f} nats per image; {lost} of {noise_rows} noise rows not finite")
     return {
         "images": count,
         "log_likelihood_nats": nats.mean().item(),

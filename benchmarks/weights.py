@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import jacobiflow as jf
 from benchmarks.harness import Row, cells
 from benchmarks.peers import NflowsMAF
-from jacobiflow.flows.weights import Watch, tensors_of
+from jacobiflow.flows.weights import WeightMemo, tensors_of
 from jacobiflow.kernels.checksum import Memory, Running
 
 
@@ -82,18 +82,18 @@ def seconds(run: Callable[[], object], calls: int) -> float:
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Calls take the weights for unchanged."""
-    solve = Watch.solve
+    solve = WeightMemo.solve
 
-    def trusting(self: Watch, groups: Any, make: Any, use: Any, **options: Any) -> Any:
+    def trusting(self: WeightMemo, groups: Any, make: Any, use: Any, **options: Any) -> Any:
         if self._seen is None:
             return solve(self, groups, make, use, **options)
         return self._using([(watch, ()) for watch, _ in groups], self._seen, use)
 
-    Watch.solve = trusting  # type: ignore[method-assign]
+    WeightMemo.solve = trusting  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Watch.solve = solve  # type: ignore[method-assign]
+        WeightMemo.solve = solve  # type: ignore[method-assign]
 
 
 def _words(t: Tensor) -> Any:

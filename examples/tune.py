@@ -7,9 +7,7 @@ import jacobiflow as jf
 
 flow = jf.load("mnist")
 plan = jf.tune(flow, batch_size=4, max_deviation=0.05, labels=3, progress=print)
-for block, method in enumerate(plan, start=1):
-    swept = f"sweeps of width {method.width or 'T'} at tol {method.tol:g}"
-    print(f"block {block}: {'sequential' if method.width == 1 else swept}")
+print(plan)
 measured = plan.about["measured"]
 print(f"{measured['speedup']:.2f}x sequential decoding, largest deviation {measured['deviation']:.2g}")
 plan.save("plan.json")

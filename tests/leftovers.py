@@ -26,6 +26,22 @@ def samples(out: Path) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0].files}
 
 
+def limited(size: int) -> str:
+    """Code that makes this process unable to write files over `size` bytes, as on a full disk.
+
+    The C library is loaded first: its private copy in memory counts as a file, too.
+    """
+    return (
+        "import resource; from jacobiflow.kernels import build; build.library(); "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
+    )
+
+
+def children(pid: int) -> list[int]:
+    """The process ids of the children of a process."""
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def command(*args: object, before: str = "pass") -> subprocess.Popen[str]:
     """The real command in a process of its own, after `before`."""
     code = f"import sys, runpy; {before}; runpy.run_module('jacobiflow.cli.main', run_name='__main__')"

@@ -1,27 +1,51 @@
-"""Samples for as many seconds as it is told, at changing batch sizes (the second argument is the largest) and
-plans, and prints how memory went. First comes the largest batch in every way; the warm-up ends with the first
-tenth of the time, and growth is counted from there:
+"""Mixed work for as many seconds as it is told, and how memory, threads and open files went.
+
+The work: samples at changing batch sizes (the second argument is the largest) and plans, likelihoods, jobs in
+shards and short trainings. First comes the largest batch in every way. The warm-up ends with the first tenth
+of the time, and growth is counted from there:
 
 peak: the most that was ever held, before and at the end of each tenth of the time;
-kept: what is held between draws at those moments, once the allocator has given back what it keeps for later.
+kept: what is held between draws at those moments, once the allocator has given back what it keeps for later;
+threads, files: of the process, at those moments.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import random
 import resource
+import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
 import jacobiflow as jf
+from jacobiflow.cli.main import main
 
+RECIPE = """
+[model]
+image_size = 8
+image_channels = 1
+patch_size = 4
+width = 16
+head_dim = 16
+blocks = 2
+layers_per_block = 1
+noise_std = 0.1
+[training]
+epochs = 2
+batch_size = 16
+"""
 WINDOWS = jf.Method(width=8, tol=1e-3)
 
 
@@ -36,34 +60,64 @@ def peak() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def kinds() -> Iterator[tuple[jf.Flow, dict[str, Any]]]:
-    """Flows, each with all the ways in which it is sampled."""
+def entries(folder: str) -> int:
+    """How many threads (task) or open files (fd) this process has."""
+    return len(list(Path("/proc/self", folder).iterdir()))
+
+
+def kinds(folder: Path) -> Iterator[Callable[[int, int], object]]:
+    """Functions of a batch size and a seed, one per kind of work."""
     image, vector = jf.load("mnist"), jf.load("mnist-maf")
+
+    def sample(flow: jf.Flow, **options: Any) -> Callable[[int, int], object]:
+        return lambda n, seed: flow.sample(n, seed=seed, **options)
+
     for flow in (image, vector):
         for plan in ("sequential", "uniform", "selective", jf.Plan((WINDOWS,) * len(flow.blocks))):
-            yield flow, {"plan": plan}
-    yield image, {"labels": 3, "guidance": 1.5}
-    yield image, {"labels": 3, "denoise": True}
-    yield vector, {"check": True, "cache": False, "plan": "uniform"}
-    yield vector, {"tol": 1e-2, "init": "noise"}
+            yield sample(flow, plan=plan)
+    yield sample(image, labels=3, guidance=1.5)
+    yield sample(image, labels=3, denoise=True)
+    yield sample(vector, check=True, cache=False, plan="uniform")
+    yield sample(vector, tol=1e-2, init="noise")
+    yield lambda n, seed: image.log_prob(image.sample(n, labels=3, seed=seed).x, labels=3)
+    np.savez(folder / "tiny.npz", x=np.arange(64 * 64, dtype=np.uint8).reshape(64, 8, 8))
+    (folder / "tiny.toml").write_text(RECIPE)
+
+    def command(*args: object) -> None:
+        """A command is a process of its own: a fork of this one, which has used the kernels."""
+        out, child = folder / "out", os.fork()
+        if child == 0:
+            with redirect_stderr(StringIO()), redirect_stdout(StringIO()):
+                os._exit(main([*map(str, args), "--out", str(out)]))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        shutil.rmtree(out)
+
+    yield lambda n, seed: command("sample", "mnist", "-n", n, "--seed", seed, "--format", "npz")
+    source = ("--data.source", folder / "tiny.npz")
+    yield lambda n, seed: command("train", folder / "tiny.toml", *source, "--training.seed", seed)
 
 
-def main(seconds: float, batch: int) -> None:
+def soak(seconds: float, batch: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    draw, every, draws, samples = random.Random(0), list(kinds()), 0, 0
+    draw, every, draws, samples = random.Random(0), list(kinds(folder)), 0, 0
+    measures = {
+        "peak": peak,
+        "kept": kept,
+        "threads": lambda: entries("task"),
+        "files": lambda: entries("fd"),
+    }
     for _ in range(2):
-        for flow, options in every:
-            flow.sample(batch, seed=0, **options)
-    found = {"peak": [peak()], "kept": [kept()]}
+        for work in every:
+            work(batch, 0)
+    found = {name: [measure()] for name, measure in measures.items()}
     began, worked = time.monotonic(), time.process_time()
     for tenth in range(1, 11):
         while time.monotonic() < began + seconds * tenth / 10:
-            flow, options = draw.choice(every)
             count = draw.randint(1, batch)
-            flow.sample(count, seed=draws, **options)
+            draw.choice(every)(count, draws)
             draws, samples = draws + 1, samples + count
-        found["peak"].append(peak())
-        found["kept"].append(kept())
+        for name, measure in measures.items():
+            found[name].append(measure())
         print(found, file=sys.stderr, flush=True)
     growth = {name: max(values) / values[1] - 1 for name, values in found.items()}
     about = {
@@ -76,4 +130,5 @@ def main(seconds: float, batch: int) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))
+    with TemporaryDirectory() as place:
+        soak(float(sys.argv[1]), int(sys.argv[2]), Path(place))

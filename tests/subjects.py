@@ -17,6 +17,7 @@ from torch import Tensor
 import jacobiflow as jf
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Start, take
+from jacobiflow.flows.transformer import TransformerConditioner
 from jacobiflow.kernels.backend import bind
 from jacobiflow_lab.lattice.lattice_flow import LatticeConfig, LatticeFlow
 
@@ -28,6 +29,7 @@ class Subject:
     flow: jf.Flow
     guidance: jf.Guidance = field(default_factory=jf.Guidance)
     labelled: bool = False
+    in_c: bool = True  # whether the C backend supports it
 
     @property
     def length(self) -> int:
@@ -135,11 +137,33 @@ def perturb(flow: jf.Flow, scale: float, seed: int = 0) -> jf.Flow:
     return flow
 
 
-def tarflow(by: float, seed: int = 0, **options: Any) -> jf.Flow:
+def turned(t: Tensor, at: Tensor) -> Tensor:
+    """t [n, heads, s, head_dim] rotated by angles that grow with the position."""
+    a, b = t.chunk(2, -1)
+    angle = at[..., None, :, None] / 10 ** torch.linspace(0, 2, a.shape[-1], dtype=t.dtype)
+    return torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
+
+
+class Rotary(TransformerConditioner):
+    """RoPE: attention by relative position."""
+
+    def place(self, q: Tensor, k: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return turned(q, inputs), turned(k, inputs)
+
+
+class RotaryFlow(jf.TarFlow):
+    """A TarFlow with another conditioner."""
+
+    def bind(self, *args: Any) -> tuple[Conditioner, Bijector]:
+        conditioner, bijector = super().bind(*args)
+        return Rotary(**vars(conditioner)), bijector
+
+
+def tarflow(by: float, seed: int = 0, family: type[jf.TarFlow] = jf.TarFlow, **options: Any) -> jf.Flow:
     shape = {"image_size": 8, "image_channels": 1, "patch_size": 2, "width": 32, "head_dim": 16}
     shape |= {"blocks": 3, "layers_per_block": 2, "noise_std": 0.1}
     torch.manual_seed(seed)
-    return perturb(jf.TarFlow(jf.TarFlowConfig(**(shape | options))), by, seed)
+    return perturb(family(jf.TarFlowConfig(**(shape | options))), by, seed)
 
 
 MAF_SHAPE: dict[str, Any] = {"features": 19, "blocks": 3, "hidden": (48, 40)}
@@ -183,6 +207,9 @@ MAKERS = {
     "tarflow-shift-guided": lambda: Subject(
         tarflow(0.3, volume_preserving=True, num_classes=3), G(weight=1.0, what="b"), labelled=True
     ),
+    "tarflow-rotary": lambda: Subject(
+        tarflow(0.2, family=RotaryFlow, num_classes=3), labelled=True, in_c=False
+    ),
     "maf-affine": lambda: Subject(maf(1.1)),
     "maf-sigmoid": lambda: Subject(maf(1.2, scale="sigmoid")),
     "maf-exp": lambda: Subject(maf(1.3, scale="exp")),
@@ -192,10 +219,12 @@ MAKERS = {
     "maf-deep": lambda: Subject(maf(1.3, hidden=(40, 24, 56), activation="tanh")),
     "maf-linear": lambda: Subject(lattice(1.1, linear=True)),
     "maf-lattice": lambda: Subject(
-        lattice(1.5, features=25, reach=2, hidden=(24, 16), order="random", activation="tanh")
+        lattice(1.5, features=25, reach=2, hidden=(24, 16), order="random", activation="tanh"),
+        in_c=False,
     ),
     "nsf-lattice": lambda: Subject(
-        lattice(0.7, features=25, reach=2, hidden=(24,), transform="spline", linear=True, activation="silu")
+        lattice(0.7, features=25, reach=2, hidden=(24,), transform="spline", linear=True, activation="silu"),
+        in_c=False,
     ),
     "nsf": lambda: Subject(maf(0.9, transform="spline")),
     "nsf-context": lambda: Subject(
@@ -207,7 +236,7 @@ NAMES = list(MAKERS)
 
 @functools.cache
 def subject(name: str, dtype: torch.dtype = torch.float64) -> Subject:
-    """A subject by name; made once a run."""
+    """A subject by name; made once per run."""
     made = MAKERS[name]()
     made.flow.to(dtype).eval().requires_grad_(False)
     return made

@@ -15,8 +15,11 @@ import jacobiflow as jf
 from subjects import maf, subject, tarflow
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from benchmarks import harness, roads
+from benchmarks import __main__ as program
+from benchmarks import auto, harness, ladder, regimes, roads
 from benchmarks.__main__ import PROGRAMS, SECTIONS
+
+from jacobiflow.flows.calibration import calibrate
 
 ROOT = Path(__file__).parent.parent
 BENCH = ROOT / "docs/bench"
@@ -112,3 +115,51 @@ def test_every_section_and_program_is_there() -> None:
     assert {"auto", "memory", "operators", "compile", "weights", "roads"} <= set(SECTIONS)
     for name in PROGRAMS:
         assert (ROOT / f"benchmarks/{name}.py").exists()
+
+
+def test_a_name_stands_for_all_sections_that_begin_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(program, "record", lambda name, *_: ran.append(name))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "ladder", "maf-1", "--out", str(tmp_path)])
+    program.main()
+    assert ran == ["ladder-mnist", "ladder-mnist-torch", "ladder-cifar", "ladder-cifar-torch", "maf-1"]
+
+
+def test_the_rungs_of_a_ladder_give_the_same_sample() -> None:
+    flow = tarflow(0.25, blocks=2).float().eval().requires_grad_(False)
+    calibrate(flow, noises=64)
+    z = flow.noise(1, seed=0)
+    found = {name: run() for name, run in ladder.rungs(flow, z, "torch").items()}
+    (plain, *exact), (sweeps, windows, calibrated) = list(found.values())[:3], list(found.values())[3:]
+    assert [count for _, count in (plain, *exact)] == [2 * 15] * 3
+    assert all((x - plain[0]).abs().max() < 1e-4 for x, _ in exact)
+    assert 30 > sweeps[1] > windows[1] >= calibrated[1]
+    assert max((x - plain[0]).abs().max() for x, _ in (windows, calibrated)) < 0.05
+
+
+def test_a_ladder_is_measured_on_the_model_that_is_named(tmp_path: Path) -> None:
+    tarflow(0.25, blocks=2).float().save(tmp_path)
+    rows = ladder.sections(str(tmp_path))["ladder-mnist"].rows(1)
+    assert rows[0]["over_the_plain_loop"] == 1
+    assert [row["evaluations_in_series"] for row in rows][:3] == [30] * 3
+    assert rows[1]["deviation"] == 0
+
+
+def test_the_map_names_the_fastest_method() -> None:
+    cell = {"length": 65, "sequential": 64.0, "whole": 10.0, "windows": {"8": 1.0, "32": 4.0}}
+    assert regimes.window_sweeps(4, 65, 8) == 4 + 2 * 64 / 8
+    assert regimes.winner(cell, 4) == ("window of 8", 64 / 20)
+    assert regimes.winner(cell | {"whole": 2.0}, 4) == ("whole sweeps", 64 / 8)
+    assert regimes.winner(cell, 60) == ("sequential", 1.0)
+
+
+def test_sweeps_are_counted_until_the_error_is_small() -> None:
+    one = subject("tarflow", torch.float32)
+    block, z = one.block(1, 4), one.flow.to_prior(one.flow.noise(4, seed=0))
+    exact = jf.decode(block, z, jf.Method(width=1)).x
+    loose, tight = (
+        auto._sweeps_until(block, z, exact, jf.Method(init="zeros"), error) for error in (0.5, 1e-3)
+    )
+    assert 0 < loose < tight < block.length

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import accelerate, ising  # noqa: E402
+from benchmarks import accelerate, ising, regimes  # noqa: E402
 from benchmarks.accelerate_report import filled, merged, render  # noqa: E402
 
 
@@ -28,6 +28,11 @@ def doc(name: str, part: str) -> Any:
 def test_the_page_of_acceleration_is_made_of_its_figures() -> None:
     page = (ROOT / accelerate.PAGE).read_text(encoding="utf-8")
     assert page == filled(page, doc("accelerate", "machine"))
+
+
+def test_the_page_of_regimes_is_made_of_its_figures() -> None:
+    page = regimes.PAGE.read_text(encoding="utf-8")
+    assert page == regimes.filled(page, doc("regimes", "checks"))
 
 
 def test_acceleration_was_never_slower_when_it_was_measured() -> None:

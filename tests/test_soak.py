@@ -1,4 +1,4 @@
-"""Sampling on and on takes no more memory than sampling once.
+"""Working on and on takes no more memory, threads or files than working once.
 
 `python tests/soak.py 1800 64` is the same for half an hour and larger batches.
 """

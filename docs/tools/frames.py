@@ -17,7 +17,6 @@ from torch import Tensor
 
 import jacobiflow as jf
 
-STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 IMAGES = Path(__file__).parents[1] / "images"
 
 
@@ -46,20 +45,23 @@ def solve(flow: jf.Flow, methods: list[jf.Method], block: int) -> list[Tensor]:
 
 def draw(flow: jf.Flow, sweeps: list[Tensor], steps: list[Tensor], path: Path, title: str) -> None:
     """Three rows: the guess after so many sweeps, how far it is from exact, and sequential decoding."""
-    exact = steps[-1]
-    figure = Figure(figsize=(1.05 * len(STEPS) + 1.1, 4.1), layout="constrained")
-    axes = figure.subplots(3, len(STEPS))
+    exact, last = steps[-1], len(steps) - 1
+    passes = [0, *(2**i for i in range(12) if 2**i < last), last]
+    figure = Figure(
+        figsize=(8.6, 25.8 / len(passes) + 1), layout="constrained"
+    )  # inches of the guide's column
+    axes = figure.subplots(3, len(passes))
     bound = 3 if "noise" in title else 1
     grey: dict[str, Any] = {"cmap": "gray", "vmin": -bound, "vmax": bound}
 
     def picture(x: Tensor) -> Tensor:
         return flow.from_sequence(x)[0, 0]
 
-    for column, step in zip(axes.T, STEPS, strict=True):
+    for column, step in zip(axes.T, passes, strict=True):
         for ax in column:
             ax.set_xticks([])
             ax.set_yticks([])
-        column[0].set_title(f"{step}", fontsize=10)
+        column[0].set_title(f"{step}", fontsize=12)
         known = (steps[step] == exact).all(-1, keepdim=True)
         column[2].set_facecolor("#c8d6e8")
         column[2].imshow(picture(torch.where(known, exact, float("nan"))), **grey)
@@ -71,14 +73,14 @@ def draw(flow: jf.Flow, sweeps: list[Tensor], steps: list[Tensor], path: Path, t
         off = (sweeps[step] - exact).abs()
         column[0].imshow(picture(sweeps[step]), **grey)
         heat = column[1].imshow(picture(off.clamp(min=1e-6)).log10(), cmap="magma", vmin=-5, vmax=0)
-        column[1].set_xlabel(f"{off.max():.1g}", fontsize=8)
+        column[1].set_xlabel(f"{off.max():.1g}", fontsize=11)
     for ax, text in zip(axes[:, 0], ("sweeps", "deviation\nfrom exact", "sequential\ndecoding"), strict=True):
-        ax.set_ylabel(text, fontsize=9)
+        ax.set_ylabel(text, fontsize=11)
     bar = figure.colorbar(heat, ax=axes[1, :], shrink=0.9, pad=0.01, ticks=[-4, -2, 0])
-    bar.ax.set_yticklabels(["0.0001", "0.01", "1"], fontsize=8)
+    bar.ax.set_yticklabels(["0.0001", "0.01", "1"], fontsize=10)
     end = f"sweeps end after {len(sweeps) - 1}"
-    figure.suptitle(f"{title}: by number of passes through the conditioner ({end})", fontsize=11)
-    figure.savefig(path, dpi=110)
+    figure.suptitle(f"{title}: by number of passes through the conditioner ({end})", fontsize=12)
+    figure.savefig(path, dpi=180)
 
 
 if __name__ == "__main__":

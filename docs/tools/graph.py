@@ -46,25 +46,25 @@ def main(folder: Path = IMAGES) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "jacobiflow"  # the same graph gives the same file
     modules, arrows = read()
     layers = [name for name in LAYERS if name in modules]
-    figure = Figure(figsize=(11, 0.86 * len(layers) + 0.3))
+    figure = Figure(figsize=(7.8, 0.95 * len(layers)))  # inches of the guide's column
     ax = figure.add_axes((0, 0, 1, 1))
-    ax.set_xlim(0, 11)
+    ax.set_xlim(0, 7.8)
     ax.set_ylim(-len(layers), 0)
     ax.set_axis_off()
     for row, name in enumerate(layers):
         y = -row - 0.5
         shape: dict[str, str] = {"boxstyle": "round,pad=0.02", "fc": "#eef2f8", "ec": "#6b7f99"}
-        ax.add_patch(FancyBboxPatch((2.9, y - 0.33), 7.9, 0.66, **shape))
-        ax.text(3.05, y, name, va="center", fontsize=12, weight="bold")
-        text = textwrap.fill("  ".join(modules[name]), 104, break_on_hyphens=False)
-        ax.text(4.3, y, text, va="center", fontsize=8.2, color="#33415c", linespacing=1.5)
+        ax.add_patch(FancyBboxPatch((1.7, y - 0.4), 6.0, 0.8, **shape))
+        ax.text(1.8, y, name, va="center", fontsize=12, weight="bold")
+        text = textwrap.fill("  ".join(modules[name]), 66, break_on_hyphens=False)
+        ax.text(2.8, y, text, va="center", fontsize=9.5, color="#33415c", linespacing=1.2)
     for (top, low), count in sorted(arrows.items()):
         a, b = layers.index(top), layers.index(low)
-        reach = 0.22 * (b - a)
+        reach = 0.14 * (b - a)
         ax.add_patch(
             FancyArrowPatch(
-                (2.88, -a - 0.5 - 0.12),
-                (2.88, -b - 0.5 + 0.12),
+                (1.68, -a - 0.5 - 0.12),
+                (1.68, -b - 0.5 + 0.12),
                 connectionstyle=f"arc3,rad={min(0.95, 0.28 + 0.6 / (b - a) * reach)}",
                 arrowstyle="-|>",
                 mutation_scale=8,

@@ -7,10 +7,13 @@ torch.Size([3, 4])
 """
 
 from jacobiflow.adapters.accelerate import AccelerationError, accelerate, accelerated, restore
+from jacobiflow.adapters.own_made import OwnMADE
+from jacobiflow.adapters.report import Acceleration, acceleration
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
 from jacobiflow.core.block import Block
 from jacobiflow.core.decode import decode
 from jacobiflow.core.method import Method, Plan, PlanError
+from jacobiflow.core.pictures import save_images
 from jacobiflow.core.results import (
     BlockStats,
     Decoded,
@@ -21,6 +24,7 @@ from jacobiflow.core.results import (
     Status,
     Sweep,
 )
+from jacobiflow.flows.bundled import models
 from jacobiflow.flows.checkpoint import CheckpointError, load
 from jacobiflow.flows.flow import Flow, NonfiniteError
 from jacobiflow.flows.guidance import Guidance
@@ -32,6 +36,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "MAF",
+    "Acceleration",
     "AccelerationError",
     "Block",
     "BlockStats",
@@ -45,6 +50,7 @@ __all__ = [
     "MAFConfig",
     "Method",
     "NonfiniteError",
+    "OwnMADE",
     "Plan",
     "PlanError",
     "Stats",
@@ -54,9 +60,12 @@ __all__ = [
     "TarFlowConfig",
     "accelerate",
     "accelerated",
+    "acceleration",
     "decode",
     "import_tarflow",
     "load",
+    "models",
     "restore",
+    "save_images",
     "tune",
 ]

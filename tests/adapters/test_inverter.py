@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adapters.foreign_flows import CASES, CONTEXT, D, context_rows
-from jacobiflow.adapters import accelerate
+from jacobiflow.adapters import report
 from jacobiflow.adapters.inverter import ForeignConditioner, IndexedConditioner, TransformInverter
 from jacobiflow.adapters.module_state import State
 from jacobiflow.core.block import Block, take
@@ -32,7 +32,7 @@ KINDS = {  # one case per kind of conditioner, with a natural and with another o
 def bound(name: str, context: Tensor | None) -> Block:
     """The block of the first transform in a model."""
     model: Any = CASES[name].model(CONTEXT, torch.float64)
-    patch = next(p for item in accelerate._walk(model) for p in accelerate._patches(item, 0.0))
+    _, patch = next(report.known(list(report.searched(model))))
     inverter = TransformInverter(patch.spec())
     assert inverter.pack(State(patch.parts()), patch.spec())
     return inverter.bind(context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import jacobiflow as jf
 from jacobiflow.core.method import UNITS, Unit
-from jacobiflow.core.stopping import ROUNDING, changes, judge
+from jacobiflow.core.stopping import ROUNDING, Rule, changes, describe, judge
 from jacobiflow.kernels.torch_reference import TorchEngine
 
 EPS = torch.finfo(torch.float64).eps
@@ -22,7 +23,7 @@ def one(
 ) -> tuple[float, bool]:
     """The rule for a single number."""
     given = (torch.tensor([[[v]]], dtype=torch.float64) for v in (new, seen, z, log_slope))
-    change, still = changes(*given, unit)
+    change, still = changes(*given, jf.Method(unit=unit))
     return change.item(), bool(still)
 
 
@@ -78,7 +79,7 @@ def test_each_number_has_its_own_unit() -> None:
     new = torch.tensor([[[1e-6, 1e6]]], dtype=torch.float64)
     seen = new + torch.tensor([1e-8, 0.0], dtype=torch.float64)
     slopes = torch.tensor([[[-14.0, 14.0]]], dtype=torch.float64)
-    change, still = changes(new, seen, torch.ones_like(new), slopes, "relative")
+    change, still = changes(new, seen, torch.ones_like(new), slopes, jf.Method(unit="relative"))
     assert change.item() == pytest.approx(1e-2, rel=0.2)
     assert not bool(still)
 
@@ -134,3 +135,9 @@ def test_the_change_that_is_reported_was_accepted_within_tol(width: int | None) 
     assert verdict.advance.tolist() == ([1, 4, 2] if width is None else [2, 4, 2])
     assert verdict.loose.tolist() == [width is not None, True, False]
     assert verdict.accepted.tolist() == pytest.approx([0.0 if width is None else 1e-3, 5e-3, 0.0])
+
+
+def test_a_method_with_a_setting_that_backends_do_not_know_is_left_to_torch() -> None:
+    other = dataclasses.make_dataclass("Other", [("rule", str, "max")], bases=(jf.Method,), frozen=True)
+    assert describe(jf.Method(tol=0.1, width=3)) == Rule(0.1, "absolute", whole=False)
+    assert describe(other(tol=0.1, width=3, rule="mean")) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,11 @@ def profiled(flow: jf.Flow, *cells: Cell) -> jf.Flow:
 def costs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets what a position and a sweep cost."""
 
-    def give(position: float, sweep: float) -> None:
+    def give(position: float, sweep: float, rough: float = 0.0) -> None:
         def of(block: jf.Block, z: torch.Tensor, **_: Any) -> Costs:
             sweeps = (sweep,) * 2
             sizes = {"rows": len(z), "length": 16, "widths": (8, 16)}
-            return Costs(position=position, alone=sweeps, together=sweeps, **sizes)
+            return Costs(position=position, alone=sweeps, together=sweeps, rough=rough, **sizes)
 
         monkeypatch.setattr(auto_plan, "costs_of", of)
 
@@ -83,6 +84,16 @@ def test_the_deviations_of_all_blocks_stay_within_the_bound(costs: Callable[...,
     assert [m.tol for m in flow.plan(max_deviation=0.1)] == [0.5, 0.5]
     assert [m.tol for m in flow.plan(max_deviation=0.021)] == [0.1, 0.1]
     assert flow.plan(max_deviation=0.001) == jf.Plan((EXACT,) * 2)
+
+
+def test_the_costs_decide_on_mixed_precision(costs: Callable[..., None]) -> None:
+    """4 sweeps in float32, or 4 in bfloat16 and one in float32."""
+    mixed = replace(cell(None, 0.1, 1, 0.01), precision="mixed", guess_sweeps=(4,) * 4)
+    flow = profiled(small(), cell(None, 0.1, 4, 0.01), mixed)
+    for rough, want in ((0.7, "mixed"), (0.8, "float32"), (0.0, "float32")):  # 0: there is none
+        costs(position=1.0, sweep=1.0, rough=rough)
+        flow.auto_plans.clear()
+        assert [m.precision for m in flow.plan()] == [want] * 2
 
 
 def test_a_measured_plan_keeps_its_deviation() -> None:
@@ -169,6 +180,7 @@ def test_costs_of_rows_that_leave() -> None:
     assert costs.swept(8, (1, 1, 1, 1), 8) == pytest.approx(8.0)
     assert 4.0 + 2 * 1.8 < costs.swept(None, (1, 1, 3, 3), 4) < 4.0 + 2 * 2.2
     assert costs.sequential(8) == pytest.approx(0.5 * 8 * 2)
+    assert replace(costs, rough=2.0).swept(None, (3,) * 4, 4, guess=(1, 2, 2, 3)) == pytest.approx(12 + 2 * 2)
 
 
 def test_costs_are_measured_with_the_clock_that_is_given() -> None:
@@ -184,6 +196,7 @@ def test_costs_are_measured_with_the_clock_that_is_given() -> None:
     assert found.position == 1 / 8
     assert found.together[0] == 1.0
     assert found.together[1] == 2.0  # extrapolated: the clock says that time has run out
+    assert found.rough == (0.0 if flow.bound_blocks(1)[0].engine.rough() is None else 1.0)
 
 
 def test_costs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -111,11 +111,7 @@ def test_jobs_keep_their_backend(model: jf.Flow, run: Any) -> None:
 def test_models_show_what_would_run(run: Any) -> None:
     pytest.importorskip("jacobiflow_models")
     doc = json.loads(run("models", "--json").out)
-    want = {}
+    assert doc["models"]
     for entry in doc["models"]:
         flow = jf.load(entry["name"])
-        want[entry["name"]] = entry["backend"]
         assert flow.sample(1, plan="sequential", seed=0).stats.backend == entry["backend"]
-    lines = run("models").out.split("\n\n")[0].splitlines()
-    assert "backend" in lines[0]
-    assert {line.split()[0]: line.split()[-1] for line in lines[2:]} == want

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +27,40 @@ def test_a_row_of_noise_depends_on_seed_and_index_only() -> None:
     assert not torch.equal(flow.noise(2), flow.noise(2))  # no seed: fresh noise
     with pytest.raises(ValueError, match="0 or more"):
         flow.noise(-1)
+
+
+def test_without_a_seed_torchs_own_generators_decide() -> None:
+    flow = subject("tarflow", torch.float32).flow
+    torch.manual_seed(5)
+    one, two = (flow.sample(3, plan="sequential").x for _ in range(2))
+    assert not torch.equal(one, two)  # fresh noise in every call
+    torch.manual_seed(5)
+    assert torch.equal(flow.sample(3, plan="sequential").x, one)
+    z = torch.randn(3, *flow.latent_shape, generator=torch.Generator().manual_seed(8))
+    own = flow.sample(3, plan="sequential", generator=torch.Generator().manual_seed(8)).x
+    assert torch.equal(own, flow.decode(z, "sequential").x)
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    seeded = flow.sample(8, plan="sequential", seed=3).x
+    assert torch.equal(torch.random.get_rng_state(), before)  # a seed leaves torch's generator alone
+    parts = flow.sample(8, plan="sequential", seed=3, batch_size=3).x
+    assert torch.allclose(parts, seeded, atol=1e-5)
+    with pytest.raises(TypeError, match="seed and generator exclude each other: give one of them"):
+        flow.sample(1, seed=0, generator=torch.Generator())
+
+
+def test_progress_is_shown_per_sample(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    flow = subject("tarflow", torch.float32).flow
+    flow.sample(10, seed=0, batch_size=4, plan="sequential")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("jacobiflow.core.progress.LINE_SECONDS", 0.0)
+    flow.sample(10, seed=0, batch_size=4, plan="sequential", progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(",")[0] for line in lines if line.startswith(("4 ", "8 ", "10 "))] == [
+        "4 of 10 samples",
+        "8 of 10 samples",
+        "10 of 10 samples",
+    ]
 
 
 def test_noise_is_standard_normal() -> None:
@@ -138,10 +174,34 @@ def test_guidance_pushes_parameters() -> None:
             jf.Guidance(**bad)
 
 
+def test_guidance_that_changes_nothing_is_an_error() -> None:
+    flow, plain = tarflow(0.25, num_classes=3).float(), tarflow(0.25).float()
+    z = flow.noise(4, seed=0)
+    give = "guidance without labels changes nothing at attn_temp 1: give labels, or another temperature"
+    for labels in (None, -1):
+        for call in (lambda **o: flow.decode(z, **o), lambda **o: flow.sample(4, **o)):
+            with pytest.raises(ValueError, match=give):
+                call(labels=labels, guidance=2.0)
+        with pytest.raises(ValueError, match=give):
+            jf.tune(flow, 4, labels=labels, guidance=2.0)
+    with pytest.raises(ValueError, match=give):
+        plain.sample(4, guidance=2.0)
+    warm = jf.Guidance(2, attn_temp=1.5)  # what the message says has an effect
+    assert not torch.equal(plain.sample(4, seed=0, guidance=warm).x, plain.sample(4, seed=0).x)
+    some = torch.tensor([-1, -1, 0, 2])  # samples without a label among others are fine, in any batch
+    alone = flow.sample(4, labels=some, seed=0, guidance=2.0, batch_size=2, plan="sequential").x
+    assert torch.allclose(alone, flow.decode(z, "sequential", labels=some, guidance=2.0).x, atol=1e-5)
+
+
 def test_unknown_options_are_type_errors() -> None:
     flow = subject("maf-exp").flow
     with pytest.raises(TypeError):
         flow.sample(1, temperature=2.0)
+    contract = (  # the names that scripts rely on
+        "n labels context plan tol init max_deviation seed generator guidance denoise on_failure backend "
+        "batch_size progress"
+    )
+    assert list(inspect.signature(flow.sample).parameters) == contract.split()
     with pytest.raises(TypeError):
         jf.TarFlowConfig(image_size=8, depth=3)
     with pytest.raises(TypeError):
@@ -204,7 +264,7 @@ def test_explicit_orders() -> None:
                 assert jacobian[place, later] == 0
             if i:
                 assert jacobian[place, order[k][0]] != 0
-    assert flow.sample(2, seed=0, check=True, tol=0.0).stats.residual.max() < 1e-12
+    assert flow.decode(flow.noise(2, seed=0), check=True, tol=0.0).stats.residual.max() < 1e-12
 
 
 def test_weights_that_change_are_honoured() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 import re
 from pathlib import Path
@@ -13,6 +15,7 @@ import jacobiflow as jf
 from jacobiflow.core import warn
 from jacobiflow.core.records import RecordError
 from jacobiflow.flows.calibration import Calibration, calibrate
+from jacobiflow.flows.checkpoint import bundled_names
 from jacobiflow.flows.profile import Profile, deviation_unit, measure_profile
 from subjects import maf, tarflow
 
@@ -77,6 +80,20 @@ def test_changed_weights_make_the_guess_and_the_profile_void(
         assert flow.plan() == jf.Plan.sequential(2).resolved("absolute")
 
 
+def test_bundled_profiles_and_guesses_are_of_their_weights() -> None:
+    for name in bundled_names():
+        flow = jf.load(name)
+        assert flow.profile.weights == flow.calibration.weights == flow.fingerprint()
+
+
+def test_a_new_field_of_the_config_at_its_default_changes_no_fingerprint(profiled: jf.Flow) -> None:
+    more = dataclasses.make_dataclass("More", [("new", int, 0)], bases=(type(profiled.config),), frozen=True)
+    same, other = copy.deepcopy(profiled), copy.deepcopy(profiled)
+    same.config = more(**dataclasses.asdict(profiled.config))
+    other.config = more(**dataclasses.asdict(profiled.config), new=1)
+    assert same.fingerprint() == profiled.fingerprint() != other.fingerprint()
+
+
 def test_the_fingerprint_is_of_the_numbers(profiled: jf.Flow) -> None:
     same = small()
     assert same.fingerprint() == profiled.fingerprint() == same.double().fingerprint()
@@ -92,12 +109,31 @@ def test_cells_hold_what_decoding_gives(profiled: jf.Flow) -> None:
     assert entry.guidance == jf.Guidance()
     for cells in entry.blocks:
         assert {c.width for c in cells} == {None, 8}  # wider windows do not fit 16 positions
-        for width in (None, 8):
-            ladder = [c for c in cells if c.width == width]
+        kinds = [
+            (None, "float32"),
+            (8, "float32"),
+            *{(None, "mixed")} & {(c.width, c.precision) for c in cells},
+        ]
+        for kind in kinds:
+            ladder = [c for c in cells if (c.width, c.precision) == kind]
             assert [c.tol for c in ladder] == sorted((c.tol for c in ladder), reverse=True)
             assert ladder[-1].deviation < ladder[0].deviation
             assert sum(ladder[-1].sweeps) > sum(ladder[0].sweeps)
+            assert {len(c.guess_sweeps) for c in ladder} == {16 if kind[1] == "mixed" else 0}
             assert all(len(c.sweeps) == 16 and list(c.sweeps) == sorted(c.sweeps) for c in ladder)
+
+
+def test_mixed_precision_is_measured_where_the_backend_has_it(profiled: jf.Flow) -> None:
+    assert profiled.profile is not None
+    has_it = profiled.bound_blocks(1)[0].engine.rough() is not None
+    for cells in profiled.profile.entries[0].blocks:
+        mixed = [c for c in cells if c.precision == "mixed"]
+        assert bool(mixed) == has_it
+        assert all(
+            c.method == jf.Method(tol=c.tol, init=c.init, unit=c.unit, precision="mixed") for c in mixed
+        )
+        plain = {c.tol: c for c in cells if c.width is None and c.precision == "float32"}
+        assert all(sum(c.sweeps) <= sum(plain[c.tol].sweeps) for c in mixed if c.tol in plain)
 
 
 def test_deviations_are_measured_at_x(profiled: jf.Flow) -> None:
@@ -124,7 +160,7 @@ def test_features_are_measured_in_standard_deviations() -> None:
     assert deviation_unit(small(), torch.zeros(3, 1, 8, 8)) == 1.0
 
 
-@pytest.mark.parametrize(("seconds", "noises", "left_out"), [(1e3, 64, ""), (60, 10, "54 of 64 noises")])
+@pytest.mark.parametrize(("seconds", "noises", "left_out"), [(1e3, 64, ""), (90, 10, "54 of 64 noises")])
 def test_little_time_measures_fewer_noises(
     seconds: float, noises: int, left_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

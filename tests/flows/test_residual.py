@@ -9,7 +9,11 @@ import pytest
 import torch
 
 import jacobiflow as jf
+from jacobiflow.flows.auto_plan import MARGIN, Choice, pick
+from jacobiflow.flows.calibration import calibrate
+from jacobiflow.flows.profile import measure_profile
 from jacobiflow.flows.residual import checked
+from subjects import tarflow
 
 E, C = jf.Status.EXACT, jf.Status.CONVERGED
 
@@ -76,3 +80,67 @@ def test_only_samples_that_ended_exact_change() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert checked([stats(C, C)], z[:2], z[:2] + 1)[0][0].status == (C, C)
+
+
+def test_a_loose_tol_by_hand_is_told_once_per_setting() -> None:
+    flow = tarflow(0.3, num_classes=3, blocks=3).float().eval()
+    z, exact = flow.noise(8, seed=0), flow.sample(8, seed=0, plan="sequential").x
+    loose, tight = 4.0, 1e-3
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        first = flow.sample(8, seed=0, tol=loose, batch_size=4)
+        flow.decode(z, "selective", tol=loose)  # the same setting
+        flow.decode(z, tol=tight)
+        flow.decode(z, "selective")  # the paper's tol, not given by hand
+        flow.decode(z, flow.plan(tol=loose))
+        assert len(caught) == 1
+        flow.decode(z, "uniform", tol=loose)  # another one
+    assert len(caught) == 2
+    assert first.stats.status is C
+    assert (first.x - exact).abs().max() > 0.5  # what the warning is about
+    residual = flow.decode(z[:4], tol=loose, check=True, warn=False).stats.residual
+    text = (
+        f"tol 4 is loose for this flow, |encode(x) - z| reaches {residual.max():.2g} in 4 samples: lower tol"
+    )
+    assert str(caught[0].message).startswith(text)
+    assert caught[0].filename == __file__
+
+
+EXACTLY = Choice(jf.Method(width=1, unit="absolute"), 10.0, 0.0)
+
+
+def freshly_trained() -> jf.Flow:
+    """A flow after 60 steps on smooth blobs: labels and details are not learned yet, sweeps go astray."""
+    torch.manual_seed(0)
+    flow = tarflow(0.2, num_classes=3, blocks=3).float()
+    optimizer = torch.optim.Adam(flow.parameters(), lr=2e-3)
+    place = torch.linspace(-1, 1, 8)
+    for _ in range(60):
+        centre, labels = torch.rand(32, 2, 1, 1) - 0.5, torch.randint(3, (32,))
+        far = (place - centre[:, :1]).square() + (place[:, None] - centre[:, 1:]).square()
+        x = 2 * torch.exp(-far * (2 + 4 * labels[:, None, None, None])) - 1
+        optimizer.zero_grad()
+        flow.training_loss(x + 0.1 * torch.randn_like(x), labels, 0.0)[0].backward()
+        optimizer.step()
+    return flow.eval().requires_grad_(False)
+
+
+def test_auto_calls_no_visibly_wrong_image_converged() -> None:
+    """Even if sweeps cost nothing, so that auto takes as many as the bound allows."""
+    flow = freshly_trained()
+    z = flow.noise(128, seed=5)
+    exact = flow.decode(z, "sequential").x
+    hasty = flow.decode(z, "uniform")
+    assert hasty.stats.status is C
+    assert (hasty.x - exact).abs().max() > 2 * flow.default_deviation  # visibly wrong: this flow is hard
+    calibrate(flow, noises=64)
+    entry = measure_profile(flow, noises=32)
+    assert entry is not None
+    rows = [[*(Choice(c.method, 0.1, c.deviation) for c in cells), EXACTLY] for cells in entry.blocks]
+    for bound in (flow.default_deviation, 0.01):
+        plan = pick(rows, MARGIN * bound)
+        assert any(m.width != 1 for m in plan)
+        out = flow.decode(z, plan)
+        assert (out.x - exact).abs().max() <= bound
+    out = flow.sample(128, seed=5)  # with the costs of this machine
+    assert (out.x - exact).abs().max() <= flow.default_deviation

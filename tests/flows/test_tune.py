@@ -99,7 +99,7 @@ def test_what_was_tried_stands_in_the_plan() -> None:
     assert {m["init"] for t in tried for m in t["methods"] if m["width"] != 1} >= {"calibrated", "zeros"}
     timed = [t for t in tried if t["seconds"] is not None]
     assert min(timed, key=lambda t: t["seconds"])["methods"] == [
-        {f: getattr(m, f) for f in ("width", "tol", "max_sweeps", "init", "unit")} for m in plan
+        {f: getattr(m, f) for f in ("width", "tol", "max_sweeps", "init", "unit", "precision")} for m in plan
     ]
     assert jf.Plan.from_json(plan.to_json()).about == plan.about
 

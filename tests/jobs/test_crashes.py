@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leftovers import PATIENCE, SMALL, command, files, samples
+from leftovers import PATIENCE, SMALL, children, command, files, limited, samples
 from zygote import Zygote
 
 KILLS = 20
@@ -105,6 +105,32 @@ def test_torchrun(flow: Any, job: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchrun_restarts_resume(flow: Any, zygote: Zygote, tmp_path: Path, rank: int) -> None:
+    """A process is killed; torchrun starts both again, and they make what is missing."""
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    args = ["sample", flow[1], *LONG, "--out", out]
+    with subprocess.Popen(
+        [*map(str, (sys.executable, "-m", *torchrun, "-m", "jacobiflow.cli.main", *args))],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        with impatience() as wait:
+            while records(out) < 3:
+                wait()
+        made = {p.name: p.stat().st_mtime_ns for p in out.glob("records/*.json")}
+        os.kill(children(process.pid)[rank], signal.SIGKILL)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    assert err.count("1,600 samples in 160 shards of 10, batches of 5") == 2  # it was begun again
+    assert made.items() <= {p.name: p.stat().st_mtime_ns for p in out.glob("records/*.json")}.items()
+    assert ends(zygote, zygote.start("sample", flow[1], *LONG, "--out", whole)) == [0]
+    assert files(out) == files(whole)
+
+
+@pytest.mark.slow
 def test_other_runs_while_one_is_at_work(flow: Any, zygote: Zygote, tmp_path: Path) -> None:
     """A second job is refused; Ctrl-C ends the first at a shard's end, in both of its processes."""
     out, endless = tmp_path / "out", (*LONG, "-n", 90_000, "--out", tmp_path / "out")
@@ -146,11 +172,6 @@ def test_processes_that_lose_their_first(flow: Any, zygote: Zygote, tmp_path: Pa
 
 # Places that cannot be written to
 
-# The C library is loaded first: its private copy in memory counts as a file, too.
-FULL = (
-    "import resource; from jacobiflow.kernels import build; build.library(); "
-    "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
-)
 # Root writes anywhere, until it has lost this capability (CAP_DAC_OVERRIDE, at its next exec).
 DROP = "import ctypes, os; ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)"
 CLOSED = f"{DROP}; os.execv(sys.executable, [sys.executable, '-m', 'jacobiflow.cli.main', *sys.argv[1:]])"
@@ -171,7 +192,7 @@ def complaint(*args: object, before: str) -> str:
 def test_a_full_disk(flow: Any, job: Any, tmp_path: Path) -> None:
     """A limit on the size of files is what a full disk looks like: the write fails."""
     out = tmp_path / "out"
-    line = complaint(flow[1], *SMALL, "--out", out, before=FULL)
+    line = complaint(flow[1], *SMALL, "--out", out, before=limited(2000))
     assert line == f"cannot write into {out}: File too large: fix that and rerun the command to resume"
     assert records(out) == 0
     assert list(out.glob(".partial/*")) == list(out.glob("shards/*")) == []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
+import platform
 import shutil
 import signal
-import time
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +20,17 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.numpy import load_file
+from tqdm import TMonitor
 
 import jacobiflow as jf
 from jacobiflow.cli import sample
+from jacobiflow.cli.main import main
 from jacobiflow.core import locks as lock
 from jacobiflow.core import processes as world
 from jacobiflow.core import progress as bars
-from jacobiflow.data.pictures import to_pixels
-from jacobiflow.jobs import batch_size, manifest, progress, runner, sampling, shards, start
-from leftovers import SMALL, files, samples
+from jacobiflow.core.pictures import to_pixels
+from jacobiflow.jobs import manifest, runner, sampling, shards, start
+from leftovers import PATIENCE, SMALL, command, files, samples
 from subjects import maf, tarflow
 
 TOLERANCE = 1e-4  # of samples decoded in other batches or by other threads, as the documentation says
@@ -301,8 +306,8 @@ def test_a_shard_that_cannot_be_replaced_is_one_line(job: Any, copy: Path) -> No
 def test_what_a_killed_job_was_writing_goes(job: Any, whole: Path, copy: Path) -> None:
     (copy / ".partial").mkdir()
     (copy / ".partial/abc").write_bytes(b"half")
-    (copy / ".SHA256SUMS.abc").write_bytes(b"half")
-    (copy / ".manifest.json.abc").write_bytes(b"half")
+    (copy / ".SHA256SUMS.0123456789abcdef").write_bytes(b"half")
+    (copy / ".manifest.json.0123456789abcdef").write_bytes(b"half")
     status, out, _ = job(copy, *SMALL)
     assert (status, "all of them complete before" in out) == (0, True)
     assert files(copy) == files(whole)
@@ -320,7 +325,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     def full(path: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shards, "sync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         shards.write(tmp_path, {"shards/a": b"new", "shards/b": b"new"})
     assert list(files(tmp_path)) == ["shards/a"]
@@ -522,6 +527,33 @@ def test_a_batch_that_does_not_fit_is_halved_and_recorded(
     assert files(tmp_path) == before
 
 
+LIMIT = """
+import jacobiflow as jf
+jf.load('mnist').sample(2, plan='uniform', tol=10.0, backend='torch')
+held = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmData'))
+sys.argv += ['--max-memory', str((1024 * int(held) + 50e6) / 1e9)]
+"""
+
+
+@pytest.mark.slow
+def test_a_memory_limit_splits_batches(tmp_path: Path) -> None:
+    """A batch that takes 50 MB more than there are is halved until it fits."""
+    flags = ("--format", "npz", "-n", 512, "--batch", 512, "--plan", "uniform", "--tol", 10)
+    code = f"exec({LIMIT!r})"
+    with command("sample", "mnist", *flags, "--backend", "torch", "--out", tmp_path, before=code) as process:
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    assert "memory ran out in 1 shards: their records give the smaller batches" in out
+    record = json.loads((tmp_path / "records/000000.json").read_text())
+    assert (record["count"], record["batch"] < 512) == (512, True)
+
+
+def test_a_job_resumes_with_another_memory_limit(job: Any, whole: Path, copy: Path) -> None:
+    (copy / "shards/000001.npz").unlink()
+    assert "1 made now" in job(copy, *SMALL, "--max-memory", 8)[1]
+    assert files(copy) == files(whole)
+
+
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't")])
 def test_memory_that_is_never_enough_is_one_line(
     job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -539,27 +571,36 @@ def test_memory_that_is_never_enough_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("free", "near", "want"), [(1e12, 1, 256), (1e8, 1, 32), (1e8, 4, 8), (3e6, 1, 1), (1e6, 1, None)]
+    ("free", "near", "limit", "want"),
+    [
+        (1e12, 1, 0, 256),
+        (1e8, 1, 0, 32),
+        (1e8, 4, 0, 8),
+        (3e6, 1, 0, 1),
+        (1e6, 1, 0, None),
+        (1e12, 1, 0.1, 32),
+    ],
 )
 def test_the_batch_follows_the_memory(
-    flow: Any, monkeypatch: pytest.MonkeyPatch, free: float, near: int, want: int | None
+    flow: Any, monkeypatch: pytest.MonkeyPatch, free: float, near: int, limit: float, want: int | None
 ) -> None:
     peaks = iter((10_000_000, 14_000_000))  # a million bytes for each of four samples
-    monkeypatch.setattr(batch_size, "available_memory", lambda: free)
-    monkeypatch.setattr(batch_size, "_peak", lambda: next(peaks))
-    asked = sampling.Settings(n=1000)
+    monkeypatch.setattr(start, "available_memory", lambda: free)
+    monkeypatch.setattr(start, "_peak", lambda: next(peaks))
+    monkeypatch.setattr(start, "used_memory", lambda: 0.0)
+    asked = sampling.Settings(n=1000, max_memory=limit)
     if want is None:
         with pytest.raises(manifest.JobError, match=r"needs 0\.0 GB of memory to decode"):
-            batch_size.find_batch(flow[0], asked, near)
+            start.find_batch(flow[0], asked, near)
     else:
-        assert batch_size.find_batch(flow[0], asked, near) == want
+        assert start.find_batch(flow[0], asked, near) == want
 
 
 @pytest.mark.parametrize(
     ("n", "size", "want"), [(10**6, 256, 1024), (10**6, 100, 1000), (30, 4, 28), (3, 8, 8)]
 )
 def test_shards_are_whole_batches(flow: Any, n: int, size: int, want: int) -> None:
-    assert batch_size.find_shard(flow[0], sampling.Settings(n=n), size) == want
+    assert start.find_shard(flow[0], sampling.Settings(n=n), size) == want
 
 
 # Stopping, and telling
@@ -610,25 +651,21 @@ def test_the_echo_of_torchrun_is_no_second_press(monkeypatch: pytest.MonkeyPatch
         stop.press(signal.SIGINT, None)
 
 
-def test_progress_in_plain_lines(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw, count = runner.draw, progress.finished_samples
-    seen = []
+def test_a_job_starts_no_thread(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that shows progress would print a traceback when the interpreter ends under it."""
+    draw, before, seen = runner.draw, set(threading.enumerate()), []
 
-    def wait(*args: Any) -> Any:
-        if args[3] == 16:  # the watcher sees two finished shards before the last one is begun
-            while not seen:
-                time.sleep(0.001)
+    def look(*args: Any) -> Any:
+        seen.append({t for t in threading.enumerate() if not isinstance(t, TMonitor)} - before)
         return draw(*args)
 
-    def look(folder: Path, job: Any) -> int:
-        finished = count(folder, job)
-        if finished == 16:
-            seen.append(finished)
-        return finished
+    monkeypatch.setattr(runner, "draw", look)
+    assert job(tmp_path, *SMALL)[0] == 0
+    assert seen == [set(), set(), set()]
 
-    monkeypatch.setattr(runner, "draw", wait)
-    monkeypatch.setattr(progress, "finished_samples", look)
-    monkeypatch.setattr(progress, "POLL_SECONDS", 0.001)
+
+def test_progress_in_plain_lines(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(bars, "LINE_SECONDS", 0.0)
     status, _, err = job(tmp_path, *SMALL)
     assert status == 0
@@ -644,6 +681,21 @@ def test_a_number_of_processes_that_is_none(
         2,
         "jacobiflow sample: WORLD_SIZE in the environment must be a whole number, not 'two'\n",
     )
+
+
+def test_a_terminal_that_lacks_letters(flow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with PYTHONIOENCODING=ascii: what it lacks is a question mark, not a traceback."""
+    said = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", said)
+    assert main(["sample", str(flow[1]), "-n", "1", "--out", str(tmp_path / "dé")]) == 0
+    said.flush()
+    assert f"in {tmp_path}/d?: ".encode() in said.buffer.getvalue()
+
+
+def test_the_versions_name_python(flow: Any, whole: Path) -> None:
+    for name in ("manifest.json", "records/000000.json"):
+        doc = json.loads((whole / name).read_text())
+        assert doc["versions"]["python"] == platform.python_version()
 
 
 def test_the_fingerprint_sees_every_weight(flow: Any) -> None:

@@ -18,7 +18,7 @@ from jacobiflow.flows.guidance import Guided
 from jacobiflow.flows.transformer import CausalTransformer, Layer, TransformerConditioner
 from jacobiflow.kernels import build
 from jacobiflow.kernels.backend import bind
-from subjects import tarflow
+from subjects import Rotary, tarflow
 
 
 class Relu(Layer):
@@ -59,21 +59,6 @@ class Scaled(ExpAffine):
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return super().inverse(z, 2 * theta)
-
-
-def turned(t: Tensor, at: Tensor) -> Tensor:
-    """t [n, heads, s, head_dim] rotated by angles that grow with the position."""
-    a, b = t.chunk(2, -1)
-    angle = at[..., None] / 10 ** torch.linspace(0, 2, a.shape[-1])
-    return torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
-
-
-class Rotary(TransformerConditioner):
-    """RoPE: attention by relative position."""
-
-    def _in_order(self, start: int, width: int, cache: Any) -> Any:
-        attend, at = super()._in_order(start, width, cache), torch.arange(start - 1, start + width - 1)
-        return lambda i, q, k, v: attend(i, turned(q, at), turned(k, at), v)
 
 
 class Halved(Guided):

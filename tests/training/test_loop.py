@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import math
+import re
 import sys
 import warnings
 from dataclasses import replace
@@ -19,11 +20,11 @@ import torch
 from PIL import Image
 
 import jacobiflow as jf
+from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import World
-from jacobiflow.data.pictures import save_grid
 from jacobiflow.training import loop
 from jacobiflow.training.log import Log
-from jacobiflow.training.loop import Trainer, batches, learning_rate
+from jacobiflow.training.loop import Trainer, TrainingError, batches, generator, learning_rate
 from jacobiflow.training.recipe import Recipe, TrainingConfig
 from jacobiflow.training.train import build_flow, load_for
 
@@ -195,17 +196,33 @@ def test_compile_wraps_the_loss(recipe, tmp_path, monkeypatch):
     assert not any("module" in name for name in weights(subject.result))  # and leaves the flow as it is
 
 
-def test_bf16_is_for_cuda(recipe, tmp_path):
-    subject = trainer(recipe, tmp_path)
+def test_bf16_is_off_on_cpus_unless_asked_for(recipe, tmp_path, monkeypatch):
+    for asked in (None, False):
+        with trainer(recipe, tmp_path, bf16=asked)._autocast():
+            assert not torch.is_autocast_enabled("cpu")
+    monkeypatch.setattr(loop, "has_bfloat16", lambda device: True)
+    subject = trainer(recipe, tmp_path, bf16=True)
     with subject._autocast():
-        assert not torch.is_autocast_enabled("cpu")
-    subject.device = torch.device("cuda")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # there may be no such device here
-        context = subject._autocast()
-    assert (context.device, context.fast_dtype) == ("cuda", torch.bfloat16)
-    subject.config = replace(subject.config, bf16=False)
-    assert not isinstance(subject._autocast(), torch.autocast)
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+        assert torch.is_autocast_enabled("cpu")
+    monkeypatch.setattr(loop, "has_bfloat16", lambda device: False)
+    with pytest.raises(TrainingError, match="this processor has no bfloat16 instructions"):
+        trainer(recipe, tmp_path, bf16=True)
+
+
+def test_bf16_changes_the_products_and_little_else(recipe, tmp_path, monkeypatch):
+    """Parameters of the map, its log-determinant and the loss stay float32."""
+    monkeypatch.setattr(loop, "has_bfloat16", lambda device: True)
+    plain, rounded = (trainer(recipe, tmp_path, bf16=bf16) for bf16 in (False, True))
+    batch = rounded.batch(rounded.train, torch.arange(16), generator(0, 0, 1), augment=False)
+    with rounded._autocast():
+        block = rounded.flow.bound_blocks(16, labels=batch.labels)[0]
+        theta = block.conditioner.all_params(rounded.flow.to_sequence(batch.x))
+        loss, z_squared = rounded.loss(batch.x, batch.labels)
+    assert theta.dtype == loss.dtype == z_squared.dtype == torch.float32
+    losses = [steps(one, 10) for one in (plain, rounded)]
+    assert losses[1] != losses[0]
+    assert losses[1] == pytest.approx(losses[0], abs=0.02)
 
 
 # ---- runs
@@ -267,7 +284,7 @@ def test_what_a_run_leaves(finished):
 def test_the_model_is_the_averaged_flow(finished, recipe):
     out, log = finished
     subject = trainer(recipe, out, model={"volume_preserving": True}, epochs=4, ema=0.5)
-    assert subject.resume() == 20
+    assert subject.state.load() == 20
     loaded = jf.load(out / "model")
     assert same(weights(loaded), weights(subject.result))
     assert not same(weights(loaded), weights(subject.flow))
@@ -293,7 +310,7 @@ def test_pictures_are_samples_of_the_fast_decoder(finished, tmp_path):
     flow = jf.load(out / "model")
     flow.calibration = None  # fitted after the last picture
     x = flow.sample(16, labels=labels, seed=0, plan="selective").x
-    save_grid(x, tmp_path / "wanted.png", columns=2)
+    save_images(x, tmp_path / "wanted.png", columns=2)
     shown = pixels(out / "samples" / "step-0000020.png")
     assert np.array_equal(shown, pixels(tmp_path / "wanted.png"))
 
@@ -330,6 +347,7 @@ def test_maf_of_flattened_images(train, tmp_path, noise):
         assert shown.shape == (2 * (8 * 9 + 1), 2 * (8 * 9 + 1))
         assert shown.std() > 10
     flow = jf.load(tmp_path / "run" / "model")
+    assert flow.config.noise == noise
     assert isinstance(flow, jf.MAF)
     assert flow.log_prob(torch.zeros(3, 64)).shape == (3,)
 
@@ -348,9 +366,9 @@ def test_a_bar_on_a_terminal(train, tmp_path, monkeypatch):
     text = sys.stderr.getvalue()
     assert "10/10" in text
     assert "loss=" in text
-    assert "images/s=" in text
+    assert "rate=" in text
     assert "validation=" in text
-    assert "step=" not in text
+    assert " left" not in text  # as in the lines of a file
 
 
 def test_plain_lines_elsewhere(train, tmp_path, capsys):
@@ -358,9 +376,9 @@ def test_plain_lines_elsewhere(train, tmp_path, capsys):
     first, *lines, measuring, last = capsys.readouterr().err.splitlines()
     assert measuring == "measuring how fast sweeps converge, for plan auto"
     assert "parameters, 80 + 16 images (training + validation), 10 steps on 1 x cpu" in first
-    assert [line.partition(" ")[0] for line in lines] == ["step=5", "step=5", "step=10", "step=10"]
-    assert "loss=" in lines[0]
-    assert "rate=" in lines[0]
+    assert [line.partition(", ")[0] for line in lines] == [*["5 of 10 steps"] * 2, *["10 of 10 steps"] * 2]
+    assert re.search(r" steps/s, \d\d:\d\d left, loss=[-\d.]+, rate=[\d.e+]+$", lines[0])
+    assert re.search(r", validation=[-\d.]+$", lines[1])
     assert last == f"done; try: jacobiflow sample {tmp_path / 'model'} -n 16 --out samples"
 
 

@@ -22,8 +22,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import leftovers
 from jacobiflow.cli.main import main
 from jacobiflow.core import locks as lock
+from jacobiflow.core.files import checksum, write_text
 from jacobiflow.core.processes import World
 from jacobiflow.training import log, loop, state, train
 from jacobiflow.training.loop import TrainingError
@@ -140,8 +142,8 @@ class Killed(BaseException):
         (loop.Trainer, "step", 14),
         (loop.Trainer, "evaluate", 3),
         (loop.Trainer, "picture", 1),
-        (loop.Trainer, "save", 2),
-        (loop.Trainer, "save", 3),  # the last one: the model is there already
+        (state.State, "save", 2),
+        (state.State, "save", 3),  # the last one: the model is there already
         (loop.Flow, "save", 1),
         (loop.Flow, "save", 3),  # the model: the last state must not be there yet
         (log.Log, "write", 13),
@@ -233,6 +235,14 @@ def test_a_state_of_other_settings(short, refusal, tmp_path, flags, words):
     assert_nothing_lost(whole, out, damaged=False)
 
 
+def test_the_precision_of_a_run_stays(short, refusal, tmp_path, monkeypatch):
+    """It is decided at the start and a part of the state."""
+    whole, _ = short
+    monkeypatch.setattr(loop, "has_bfloat16", lambda device: True)
+    out = shutil.copytree(whole, tmp_path / "out")
+    assert "(bfloat16 False, now True)" in refusal("--out", out, *SHORT, "--training.bf16", "True")
+
+
 def cut(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
@@ -270,6 +280,46 @@ def test_a_file_that_is_not_a_state(short, refusal, tmp_path, about):
     meta = None if about is None else {"about": json.dumps(about)}
     save_file({"x": torch.zeros(3)}, out / state.FILE, metadata=meta)
     assert "is damaged (" in refusal("--out", out, *SHORT)
+
+
+@pytest.mark.parametrize("key", ["step", "settings"])
+def test_step_and_settings_are_part_of_the_checksum(short, refusal, tmp_path, key):
+    whole, _ = short
+    out = shutil.copytree(whole, tmp_path / "out")
+    with safe_open(out / state.FILE, framework="pt") as f:
+        about = json.loads(f.metadata()["about"])
+    about[key] = {"step": 14, "settings": {}}[key]
+    save_file(load_file(out / state.FILE), out / state.FILE, metadata={"about": json.dumps(about)})
+    assert "is damaged (its checksum is wrong)" in refusal("--out", out, *SHORT)
+
+
+def test_a_state_of_version_1_resumes(short, recipe, train, tmp_path):
+    """Its checksum is of the values only."""
+    whole, entries = short
+    out = shutil.copytree(whole, tmp_path / "out")
+    tensors = load_file(out / state.FILE)
+    with safe_open(out / state.FILE, framework="pt") as f:
+        about = json.loads(f.metadata()["about"])
+    del about["version"]
+    about["checksum"] = checksum(tensors)
+    save_file(tensors, out / state.FILE, metadata={"about": json.dumps(about)})
+    assert train(out, *SHORT) == entries
+
+
+@pytest.mark.slow
+def test_a_full_disk(short, recipe, train, tmp_path):
+    """The state does not fit: one line, and the run resumes once there is room."""
+    whole, entries = short
+    args = command(recipe, tmp_path, *SHORT)[1:]
+    with leftovers.command(*args, before=leftovers.limited(20_000)) as process:
+        _, text = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2, text
+    assert "Traceback" not in text
+    advice = "File too large: fix that and rerun the command to resume"
+    assert text.splitlines()[-1] == f"jacobiflow train: cannot write into {tmp_path}: {advice}"
+    assert not list(tmp_path.glob(".state*"))
+    assert told(train(tmp_path, *SHORT)) == told(entries)
+    assert_same_weights(whole, tmp_path)
 
 
 def assert_nothing_lost(whole: Path, out: Path, *, damaged: bool) -> None:
@@ -326,9 +376,9 @@ def test_an_optimiser_of_another_shape(tmp_path):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     optimizer.state[model.bias]["exp_avg"] = torch.zeros(3)
-    state.save_state(tmp_path, 1, {}, model, optimizer, None)
+    state.State(tmp_path, {}, model, optimizer, None).save(1)
     with pytest.raises(state.StateError, match="its optimizer state of bias has another shape"):
-        state.load_state(tmp_path, {}, model, torch.optim.AdamW(model.parameters()), None)
+        state.State(tmp_path, {}, model, torch.optim.AdamW(model.parameters()), None).load()
 
 
 def test_a_folder_that_is_a_file(refusal, tmp_path):
@@ -382,6 +432,38 @@ def test_two_processes_stop_together_and_one_goes_on(undisturbed, recipe, train,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_loses_another_ends_with_one_line(undisturbed, recipe, train, tmp_path, victim):
+    _, entries = undisturbed
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": 2}
+    line = command(recipe, tmp_path, *LONG)
+    with started(*line, **meeting, RANK=0) as leader, started(*line, **meeting, RANK=1) as other:
+        wait_for(tmp_path, 20, leader)
+        (leader, other)[victim].send_signal(signal.SIGKILL)
+        left = (other, leader)[victim]
+        _, text = left.communicate(timeout=PATIENCE)
+    assert left.returncode == 2, text
+    said = [line for line in text.splitlines() if " steps" not in line]
+    assert said == ["jacobiflow train: another process has ended: run the same command again to resume"]
+    assert_close(train(tmp_path, *LONG), entries)
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_resume(undisturbed, recipe, tmp_path):
+    _, entries = undisturbed
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "-m"]
+    with started(*torchrun, *command(recipe, tmp_path, *LONG)) as process:
+        wait_for(tmp_path, 20, process)
+        os.kill(leftovers.children(process.pid)[1], signal.SIGKILL)
+        _, text = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, text
+    assert text.count("resuming from step ") == 1
+    assert_close(read(tmp_path), entries)
+
+
+@pytest.mark.slow
 def test_torchrun_passes_sigterm_on(undisturbed, recipe, train, tmp_path):
     """torchrun sends it to both processes; they stop after the same step, and one of them saves it."""
     _, entries = undisturbed
@@ -425,14 +507,24 @@ def test_the_command_fails_with_one_line(recipe, tmp_path, flags, words):
     with started(*command(recipe, tmp_path, *flags)) as process:
         _, text = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
-    lines = [line for line in text.splitlines() if "parameters," not in line and not line.startswith("step=")]
+    lines = [line for line in text.splitlines() if "parameters," not in line and " steps, " not in line]
     assert len(lines) == 1
     assert lines[0].startswith(words)
 
 
-def test_what_a_killed_save_left_behind_is_removed(tmp_path):
-    model = torch.nn.Linear(2, 2)
-    left = tmp_path / ".state.safetensors.abc123"
-    left.write_bytes(b"half")
-    assert state.load_state(tmp_path, {}, model, torch.optim.AdamW(model.parameters()), None) == 0
-    assert not left.exists()
+def test_what_a_killed_save_left_behind_is_removed(short, train, tmp_path):
+    whole, _ = short
+    out = shutil.copytree(whole, tmp_path / "out")
+    for name in (".state.safetensors", ".log.jsonl", "model/.model.safetensors", "samples/.step-0000008.png"):
+        (out / f"{name}.0123456789abcdef").write_bytes(b"half")
+    train(out, *SHORT)
+    assert [p.name for p in out.rglob(".*")] == [".lock"]
+
+
+def test_an_hour_later_a_write_removes_what_a_killed_one_left(tmp_path):
+    old, new = (tmp_path / f".plan.json.{digit * 16}" for digit in "01")
+    for path, age in ((old, 3601), (new, 3500)):
+        path.write_bytes(b"half")
+        os.utime(path, (time.time() - age,) * 2)
+    write_text(tmp_path / "plan.json", "{}")
+    assert sorted(tmp_path.iterdir()) == [new, tmp_path / "plan.json"]

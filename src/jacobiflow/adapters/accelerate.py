@@ -6,25 +6,20 @@ attribute is pickled, copied and moved with its owner; `restore` removes it.
 
 from __future__ import annotations
 
-import functools
-import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from torch import nn
-from torch.distributions import Distribution, Transform
-
-from jacobiflow.adapters import made, pyro, zuko
 from jacobiflow.adapters.patch import Patch
-from jacobiflow.adapters.transform_spec import Declined
+from jacobiflow.adapters.report import known, searched, unknown
+from jacobiflow.adapters.transform_spec import Declined, NothingToGain
+from jacobiflow.adapters.walk import attributes, walk
 from jacobiflow.core.results import JacobiflowError
 
 Model = TypeVar("Model")
-KINDS: tuple[type[Patch], ...] = (made.Inverse, zuko.ForwardPatch, zuko.Inverse, pyro.Inverse, pyro.Condition)
-SEARCHED = ("sbi",)  # packages whose objects are all searched for transforms
+NAMED = 5  # empty attributes that an error names
 
 
 class AccelerationError(JacobiflowError, TypeError):
@@ -34,44 +29,57 @@ class AccelerationError(JacobiflowError, TypeError):
 def accelerate(model: Model, tol: float = 1e-6) -> Model:
     """Speed up the slow direction of every autoregressive transform in `model`; returns the same object.
 
-    model: a module of nflows, zuko, normflows, Pyro or of a copy of them, an sbi posterior or estimator, or a
-        torch distribution made of them.
+    model: any object that holds transforms of nflows, zuko, normflows, Pyro, of a copy of them, or your own
+        (`OwnMADE`): a module, a distribution, an sbi posterior, a sampler. Attributes, containers and
+        closures are searched.
     tol: largest relative change of a sample in its last sweep, in units of max(|x|, |z dx/dz|). It holds for
         float32; float64 is solved to its square, samples with gradients to a hundredth of it. It is never
         tighter than what the dtype, or the transform's own inner solver, can resolve.
 
     Results stay those of the library, up to tol. The original runs where it is faster. Samples have first
     derivatives with respect to noise, weights and context, by the implicit function theorem. Samples without
-    a finite inverse are NaN. A transform that computes something else than it seems to is not accelerated: a
-    warning says why.
+    a finite inverse are NaN. What is not accelerated is named in a warning; `acceleration(model)` has the
+    details.
     """
     if not 0 <= tol < 1:
         raise ValueError(f"tol must be in [0, 1), not {tol}")
-    looked, declined, accepted = Counter[str](), Counter[str](), 0
-    for item in _walk(model):
-        looked[type(item).__name__] += 1
-        for patch in _patches(item, tol):
-            try:
-                min_rows = patch.inverter().min_rows
-            except Declined as reason:
-                declined[f"{type(item).__name__}: {reason}"] += 1
-                continue
+    found, accepted = list(searched(model)), 0
+    declined = Counter(f"{type(at.item).__name__}: {why}" for at, why in unknown(found))
+    for at, patch in known(found, tol):
+        try:
+            patch.inverter()
+        except NothingToGain:
             accepted += 1
-            installed = vars(item).get(patch.method)
-            if isinstance(installed, Patch):
-                installed.tol = tol
-            elif min_rows < math.inf:  # else the original cannot be beaten
-                patch.install()
+            continue
+        except Declined as reason:
+            declined[f"{type(at.item).__name__}: {reason}"] += 1
+            continue
+        accepted += 1
+        installed = vars(at.item).get(patch.method)
+        if isinstance(installed, Patch):
+            installed.tol = tol
+        else:
+            patch.install()
     reasons = "".join(f"; {count} {reason}" for reason, count in declined.items())
     if not accepted:
-        kinds = ", ".join(f"{count} {name}" for name, count in looked.items())
+        kinds = Counter(type(at.item).__name__ for at in found)
+        parts = ", ".join(f"{count} {name}" for name, count in kinds.items()) or "its parts"
         raise AccelerationError(
             f"nothing to accelerate in {type(model).__name__}: no masked autoregressive transform of a known "
-            f"structure among {kinds or 'its parts'}{reasons}"
+            f"structure among {parts}{reasons}{'' if found else _later(model)}"
         )
     if declined:
         warnings.warn(f"part of {type(model).__name__} is not accelerated{reasons}", stacklevel=2)
     return model
+
+
+def _later(model: Any) -> str:
+    """Which attributes may hold a flow once they are set."""
+    empty = [
+        at.path + "." + name for at in walk(model) for name, v in attributes(at.item).items() if v is None
+    ]
+    names = ", ".join(path.removeprefix(".") for path in empty[:NAMED])
+    return f"; {names} are None: accelerate again when the flow is there" if empty else ""
 
 
 def restore(model: Model) -> Model:
@@ -95,34 +103,5 @@ def accelerated(model: Model, tol: float = 1e-6) -> Iterator[Model]:
                 patch.remove()
 
 
-def _patches(item: Any, tol: float) -> Iterator[Patch]:
-    """The patches that may apply to `item`, by its structure."""
-    return (kind(item, tol) for kind in KINDS if kind.matches(item))
-
-
 def _installed(model: Any) -> list[Patch]:
-    return [v for item in _walk(model) for v in list(vars(item).values()) if isinstance(v, Patch)]
-
-
-def _walk(root: Any) -> Iterator[Any]:
-    """Every module, distribution, transform and sbi object that can be reached from `root`, once."""
-    seen, todo = set[int](), [root]
-    while todo:
-        item = todo.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, dict):
-            todo += list(item.values())[::-1]
-        elif isinstance(item, list | tuple):
-            todo += item[::-1]
-        elif isinstance(item, functools.partial):
-            todo += [item.keywords, item.args, item.func]
-        elif hasattr(item, "__self__") and callable(item):
-            todo.append(item.__self__)
-        elif hasattr(item, "__dict__") and (
-            isinstance(item, nn.Module | Distribution | Transform)
-            or type(item).__module__.partition(".")[0] in SEARCHED
-        ):
-            yield item
-            todo.append(vars(item))
+    return [v for at in searched(model) for v in list(vars(at.item).values()) if isinstance(v, Patch)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from jacobiflow.adapters.masked import ForeignNetwork, Structure, pack, structure
+from jacobiflow.adapters import race
+from jacobiflow.adapters.masked import Structure, pack, structure
 from jacobiflow.adapters.module_state import Snapshot, State
 from jacobiflow.adapters.transform_spec import TransformSpec, library_mode
 from jacobiflow.core.block import Block, Cache, Conditioner, NoCache, Start, take
@@ -19,19 +20,17 @@ from jacobiflow.core.method import Method
 from jacobiflow.core.networks import MaskedNetwork
 from jacobiflow.core.stopping import ROUNDING
 from jacobiflow.flows.masked_mlp import MaskedConditioner
-from jacobiflow.flows.weights import Watch
+from jacobiflow.flows.weights import WeightMemo
 from jacobiflow.kernels.backend import bind
 from jacobiflow.kernels.threads import torch_single_threaded
 
-# Measured on a CPU (`make bench ARGS="accelerate table"`):
-MIN_PASSES = 6  # an inverse of fewer passes cannot be beaten
-MIN_PASSES_ANY_BATCH = 24  # from here on it is beaten at every batch size
-SEQUENTIAL_FROM_MULTIPLICATIONS = 250_000  # per position; sequential decoding with a cache beats sweeps
-MAP_MULTIPLICATIONS = 50  # cost of an elementwise map, per parameter
 COMPACT_FROM_NUMBERS = 16_384  # in smaller batches solved rows cost less than taking them out
 COMPACT_AT = 1 / 2  # solved rows leave larger batches when this share or less still moves
 MAX_SWEEPS, MAX_SWEEPS_PER_POSITION = 16, 1 / 8  # then rows continue one position at a time
+LAST_PASSES = 3  # in the library's own arithmetic, where float32 samples have gradients
 GRADIENT_TOL = 0.01  # share of tol: an error of the sample is an error of its gradient
+MOST_NUMBERS = 1 << 24  # hidden units and features that are kept at once
+KERNELS, STEPS, SWEEPS, FULL = "C kernels", "cached steps", "cached sweeps", "full sweeps"
 EXACT_LOG_DET_ABOVE = 1e-5  # of tol, from which the log-determinant is computed again at the answer
 
 
@@ -59,7 +58,7 @@ class ForeignConditioner:
 
     def first(self, n: int) -> Tensor:
         rows = 1 if self.context is None else n  # without context it is the same for all rows
-        zeros = next(iter(self.weights())).new_zeros(rows, self.length, 1)
+        zeros = next(iter(self.weights()), torch.zeros(())).new_zeros(rows, self.length, 1)
         return self.all_params(zeros)[:, :1].expand(n, -1, -1)
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
@@ -88,44 +87,68 @@ def with_features(theta: Tensor, features: Tensor, start: Start) -> Tensor:
     return torch.cat((theta, take(every, start, theta.shape[1])), -1)
 
 
+class Solution(NamedTuple):
+    """x [n, T] with z = f(x), log |dx/dz| [n], and what it took."""
+
+    x: Tensor
+    log_det: Tensor
+    lost: int  # finite rows that have no finite x
+    passes: float  # of the whole network, in which as many positions are evaluated
+
+
 class TransformInverter:
     """Inverts one transform of another library. Packs its weights again when they change.
 
     Uses `__slots__` because sbi mutates any object with a `__dict__`.
     """
 
-    __slots__ = ("masks", "min_rows", "network", "order", "spec", "structure", "units", "watch")
+    __slots__ = ("masks", "memo", "network", "order", "signature", "spec", "structure", "units", "ways")
 
     def __init__(self, spec: TransformSpec) -> None:
         self.spec = spec
-        self.min_rows = min_rows(spec, one_call=spec.network.activation is not None)  # at best; `pack` knows
-        self.masks: list[Tensor] = []
+        self.masks: list[Tensor] | None = None
         self.structure: Structure | None = None
         self.units: tuple[Tensor, ...] = ()
         self.order: Tensor | None = None  # the feature at each position; None is the natural order
         self.network: MaskedNetwork | None = None
-        self.watch = Watch()
+        self.ways: tuple[str, ...] = ()  # in which it can be solved
+        self.memo = WeightMemo()
+        weights = tuple(link.linear.weight.shape for link in spec.network.links)
+        kinds = type(spec.module), type(spec.bijector), spec.params
+        self.signature = race.number((spec.passes, weights, kinds))
 
     def pack(self, state: State, spec: TransformSpec) -> bool:
         """Read weights and layers, which may have been replaced. False: call the original, because its masks
         are not autoregressive."""
         self.spec, net = spec, spec.network
         masks = [link.mask for link in net.links]
-        known = len(masks) == len(self.masks)
-        if not known or any(not torch.equal(a, b) for a, b in zip(masks, self.masks, strict=True)):
+        known = self.masks is not None and len(masks) == len(self.masks)
+        if not known or any(not torch.equal(a, b) for a, b in zip(masks, self.masks or (), strict=True)):
             self.masks, self.structure = masks, structure(net)
         if self.structure is None:
             return False
-        self.units = tuple(u.to(masks[0].device) for u in self.structure.units)
+        self.units = tuple(u.to(spec.like.device) for u in self.structure.units)
         natural = bool((self.structure.order == torch.arange(spec.length)).all())
         self.order = None if natural else self.units[0]
         self.network = pack(net, self.structure) if net.activation is not None and state.bare else None
-        self.min_rows = min_rows(spec, one_call=in_one_call(self.bind(None)))
+        self.ways = (FULL,) if self.network is None else (STEPS, SWEEPS)
+        if self.bind(None).engine.name == "c":
+            self.ways = (KERNELS,)  # all positions in one call, which nothing beats
         return True
+
+    def slower(self) -> str:
+        """Why no C kernel runs."""
+        if self.network is None:
+            return "its activation or connections are not known: each sweep is a full pass"
+        if self.spec.like.dtype is not torch.float32 or self.spec.like.device.type != "cpu":
+            return f"no C kernel for {self.spec.like.dtype} on {self.spec.like.device.type}"
+        if not hasattr(self.spec.bijector, "describe"):
+            return "no C kernel for its elementwise map"
+        return "no C kernel for its activation, or no C compiler"
 
     def fits(self, z: Tensor, context: Tensor | None) -> bool:
         """Whether the transform accepts these rows. The original reports what is wrong with others."""
-        weight = self.spec.network.links[0].linear.weight
+        weight = self.spec.like
         given = (z,) if context is None else (z, context)
         width = 0
         if context is not None:
@@ -177,37 +200,64 @@ class TransformInverter:
 
         return theta
 
-    def solve(self, z: Tensor, context: Tensor | None, tol: float) -> tuple[Tensor, Tensor, int]:
-        """x [n, T] with z [n, T] = f(x), log |dx/dz| [n], and how many finite rows have no finite x."""
+    def solve(self, z: Tensor, context: Tensor | None, tol: float, way: str) -> Solution:
+        """Solve z [n, T] with context [n, C] or [1, C] in one of `ways`, a bounded number of rows at once."""
+        numbers = sum(link.linear.out_features for link in self.spec.network.links) + self.spec.length
+        rows = max(MOST_NUMBERS // numbers, 1)
+        own = context is not None and len(context) == len(z)
+        found = [
+            self._solve(
+                z[i : i + rows], context[i : i + rows] if own and context is not None else context, tol, way
+            )
+            for i in range(0, max(len(z), 1), rows)
+        ]
+        if len(found) == 1:
+            return found[0]
+        return Solution(
+            torch.cat([part.x for part in found]),
+            torch.cat([part.log_det for part in found]),
+            sum(part.lost for part in found),
+            max(part.passes for part in found),
+        )
+
+    def _solve(self, z: Tensor, context: Tensor | None, tol: float, way: str) -> Solution:
         with torch_single_threaded(z):
             block, z = self.bind(context), z.unsqueeze(-1)
             wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.tensors()))
             tol = tolerance(tol, z.dtype, wanted, self.spec.resolution)
-            x, log_det, lost = self._decode(block, z, tol)
-            if tol > EXACT_LOG_DET_ABOVE:
-                with torch.no_grad():
+            x, log_det, lost, passes = self._decode(block, z, tol, way)
+            with torch.no_grad():
+                if tol > EXACT_LOG_DET_ABOVE:
                     log_det = -block.forward(x)[1]
+                elif wanted and not self.spec.resolution and z.dtype is torch.float32:
+                    for _ in range(LAST_PASSES):
+                        x, log_det = block.sweep(x, z)
             if wanted:
                 lent = Snapshot(self.spec.module).lent
                 x, log_det = attach(block, z, x, log_det, tol=tol, lent=lent)
-            return x.squeeze(-1), log_det, lost
+            return Solution(x.squeeze(-1), log_det, lost, passes)
 
-    def _decode(self, block: Block, z: Tensor, tol: float) -> tuple[Tensor, Tensor, int]:
-        """x [n, T, 1] and log |dx/dz| [n]; rows without a finite inverse are NaN. Counts those that became so
-        here, not those that another layer has made so."""
-        n, length, _ = z.shape
-        width, max_sweeps = None, None
-        if self.network is not None:  # one position at a time is cheap
-            many = n * multiplications_per_position(self.spec.network) > SEQUENTIAL_FROM_MULTIPLICATIONS
-            width = 1 if many or in_one_call(block) else None
-            max_sweeps = MAX_SWEEPS + int(MAX_SWEEPS_PER_POSITION * length)
-        method = Method(width=width, tol=tol, max_sweeps=max_sweeps, init="zeros", unit="relative")
+    def _decode(self, block: Block, z: Tensor, tol: float, way: str) -> Solution:
+        """As `solve`, x [n, T, 1]; rows without a finite inverse are NaN. Counts those that became so here,
+        not those that another layer has made so."""
+        length = z.shape[1]
+        method = Method(
+            width=None if way in (SWEEPS, FULL) else 1,
+            tol=tol,
+            max_sweeps=MAX_SWEEPS + int(MAX_SWEEPS_PER_POSITION * length) if way == SWEEPS else None,
+            init="zeros",
+            unit="relative",
+        )
         out = decode(block, z, method, compact_at=COMPACT_AT if z.numel() > COMPACT_FROM_NUMBERS else 0)
+        stats = out.stats.blocks[0]
+        passes = (
+            float(stats.sweeps.max() if way == FULL else stats.evaluated.max() / length) if len(z) else 0.0
+        )
         lost = (~out.x.isfinite()).flatten(1).any(1).nonzero()[:, 0]
         if not len(lost):
-            return out.x, out.log_det, 0
+            return Solution(out.x, out.log_det, 0, passes)
         out.x[lost] = out.log_det[lost] = float("nan")
-        return out.x, out.log_det, int(z[lost].isfinite().flatten(1).all(1).sum())
+        return Solution(out.x, out.log_det, int(z[lost].isfinite().flatten(1).all(1).sum()), passes)
 
 
 def tolerance(tol: float, dtype: torch.dtype, gradients: bool, resolution: float) -> float:
@@ -215,28 +265,3 @@ def tolerance(tol: float, dtype: torch.dtype, gradients: bool, resolution: float
     tol = tol**2 if dtype is torch.float64 else tol
     floor = max(ROUNDING * torch.finfo(dtype).eps, 2 * resolution)
     return max(floor, tol * (GRADIENT_TOL if gradients else 1))
-
-
-def min_rows(spec: TransformSpec, *, one_call: bool) -> float:
-    """Rows from which we expect to beat the original; infinity if no number of rows is enough.
-
-    one_call: whether a backend solves all positions in one call.
-    """
-    if spec.passes < MIN_PASSES:
-        return math.inf
-    if spec.passes >= MIN_PASSES_ANY_BATCH or one_call:
-        return 1
-    if spec.network.activation is None:
-        return math.inf
-    return SEQUENTIAL_FROM_MULTIPLICATIONS / multiplications_per_position(spec.network)
-
-
-def in_one_call(block: Block) -> bool:
-    """Whether the backend solves all positions in one call, which nothing beats."""
-    return block.engine.name == "c"
-
-
-def multiplications_per_position(net: ForeignNetwork) -> float:
-    """Multiplications per position and row, elementwise map included."""
-    weights = sum(link.linear.weight.numel() for link in net.links)
-    return weights / (2 * net.length) + MAP_MULTIPLICATIONS * net.rows.shape[1]

@@ -49,18 +49,20 @@ def is_masked_linear(layer: Any) -> bool:
 class Link:
     """A masked linear layer: node `source`, activated or not, to a new node, plus node `skip`."""
 
-    linear: nn.Linear  # with a `mask` of the weight's shape
+    linear: nn.Linear  # with a `mask` of the weight's shape, unless it is given
     source: int
     activated: bool = True
     skip: int | None = None
     context: Callable[[Tensor], Tensor] | None = None  # [n, C] -> [n, out], added
     before: nn.BatchNorm1d | None = None  # applied to the source
     norm: nn.BatchNorm1d | None = None  # applied to the new node before its activation
+    given: Tensor | None = None  # the mask, if it is not the layer's own
 
     @property
     def mask(self) -> Tensor:
         """[out, in], true where a weight is used."""
-        return self.linear.mask.bool()  # type: ignore[operator]
+        mask = self.linear.mask if self.given is None else self.given.to(self.linear.weight.device)
+        return mask.bool()  # type: ignore[operator]
 
     def masked(self) -> tuple[Tensor, Tensor]:
         """Weight and bias of the layer alone, masked."""
@@ -80,7 +82,7 @@ class Link:
 class ForeignNetwork:
     """A masked network from features and context to `params` numbers per feature. The last link is the head.
 
-    Node 0 is the input, node i what link i - 1 computes.
+    Node 0 is the input, node i what link i - 1 computes. Without links the order is that of the features.
     """
 
     length: int
@@ -115,6 +117,9 @@ class Structure:
 def structure(net: ForeignNetwork) -> Structure | None:
     """The structure of a network; None if its masks are not autoregressive in any order."""
     masks = [link.mask.cpu() for link in net.links]
+    if not masks:
+        natural = torch.arange(net.length)
+        return Structure(natural, (natural,), ())
     masks[0] = masks[0][:, net.columns]
     order = _order(_dependencies(net, masks))
     if order is None:

@@ -23,7 +23,7 @@ class State:
     """All tensors of some modules, and whether their weights tell what they compute.
 
     hooked: hooks or a replaced method may change what the layers compute.
-    noisy: batch norm or dropout is in training mode, or batch norm keeps no statistics.
+    noisy: batch norm or dropout is in train mode, or batch norm keeps no statistics.
     bare: the layers' attributes are the weights. Old-style weight norm sets them only when a layer is called.
     """
 
@@ -42,17 +42,23 @@ class State:
                 self.bare = False
                 self.hooked |= not all(isinstance(h, WeightNorm) for h in m._forward_pre_hooks.values())
 
+    @property
+    def obstacle(self) -> str | None:
+        """Why only the original is right."""
+        if self.hooked:
+            return "hooks or a replaced forward method"
+        return "train mode with dropout or batch norm" if self.noisy else None
 
-def ordinary(z: Tensor) -> bool:
-    """False where only the original is right: forward-mode derivatives, functional transforms, tracing, and
-    autocast."""
-    return (
-        forward_ad._current_level < 0
-        and torch._C._functorch.maybe_current_level() is None
-        and not torch.is_autocast_enabled(z.device.type)
-        and torch._C._get_tracing_state() is None
-        and not torch.compiler.is_compiling()
-    )
+
+def only_original(device: torch.device) -> str | None:
+    """Why only the original is right in this mode of torch; None: ours is too."""
+    if forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
+        return "forward-mode derivatives or a torch.func transform"
+    if torch.is_autocast_enabled(device.type):
+        return "autocast"
+    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+        return "it is traced or compiled"
+    return None
 
 
 class Snapshot:

@@ -12,17 +12,13 @@ from torch.distributions import Transform
 
 from jacobiflow.adapters.maps import ClampedAffine, StableAffine
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
-from jacobiflow.adapters.patch import Patch
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, variant
+from jacobiflow.adapters.patch import Call, Patch
+from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, own_map, parts, variant
 from jacobiflow.core.bijectors import Bijector
 
 NETWORK = {"layers", "skip_layer", "f", "input_dim", "context_dim", "param_dims"}
 AFFINE = {"stable", "sigmoid_bias", "log_scale_min_clip", "log_scale_max_clip"}
 SPLINE = {"count_bins", "bound", "order"}
-
-
-def _attributes(item: Any) -> set[str]:
-    return {*vars(item), *item._modules} if isinstance(item, nn.Module) else set()
 
 
 class Inverse(Patch):
@@ -32,11 +28,11 @@ class Inverse(Patch):
 
     @classmethod
     def matches(cls, item: Any) -> bool:
-        known = _attributes(item)
+        known = parts(item)
         if not isinstance(item, Transform) or "arn" not in known:
             return False
-        is_map = known >= AFFINE or _attributes(getattr(item, "spline", None)) >= SPLINE
-        return is_map and _attributes(_bound(item)[0]) >= NETWORK
+        is_map = set(known) >= AFFINE or set(parts(known.get("spline"))) >= SPLINE
+        return is_map and set(parts(_bound(item)[0])) >= NETWORK
 
     @property
     def module(self) -> nn.Module:
@@ -53,11 +49,19 @@ class Inverse(Patch):
             module=net,
             contexts=(net.context_dim,),
             theta=lambda x, context: _theta(net(x) if context is None else net(x, context), x),
-            maps=(_map(self.owner, net),),
+            maps=(self._map(),),
             networks=(network,),
             twin=self._twin,
             options=[(k, v) for k, v in vars(self.owner).items() if k in AFFINE],
         )
+
+    def _map(self) -> Bijector:
+        owner = self.owner
+        if "spline" in owner._modules:
+            return own_map(self._twin)
+        if owner.stable:
+            return StableAffine(owner.sigmoid_bias)
+        return ClampedAffine(owner.log_scale_min_clip, owner.log_scale_max_clip)
 
     def _twin(self, theta: Theta, width: int) -> tuple[Map, Map]:
         dims = _bound(self.owner)[0].param_dims
@@ -79,11 +83,11 @@ class Inverse(Patch):
         return lambda x: (small._call(x), log_det()), lambda z: (small._inverse(z), -log_det())
 
     def __call__(self, y: Tensor) -> Tensor:
-        x = self.solved_batch(y, _bound(self.owner)[1])
-        if x is None or x.shape != y.shape:
+        solution = self.solved_batch(Call(y, _bound(self.owner)[1], self.original(), self.owner._call))
+        if solution is None or solution[0].shape != y.shape:
             return self.original()(y)  # type: ignore[no-any-return]
-        self.owner._call(x)
-        return x
+        self.owner._call(solution[0])
+        return solution[0]
 
 
 class Condition(Patch):
@@ -93,8 +97,8 @@ class Condition(Patch):
 
     @classmethod
     def matches(cls, item: Any) -> bool:
-        known = _attributes(item)
-        return "nn" in known and _attributes(item.nn) >= NETWORK and not known >= SPLINE
+        known = parts(item)
+        return set(parts(known.get("nn"))) >= NETWORK and not set(known) >= SPLINE
 
     @property
     def module(self) -> nn.Module:
@@ -131,22 +135,6 @@ def _parts(theta: Tensor, dims: list[int]) -> tuple[Tensor, ...]:
     """What the network returns for theta [n, T, P]."""
     parts = torch.split(theta.transpose(-1, -2), dims, -2)
     return tuple(p.squeeze(-2) for p in parts) if set(dims) == {1} else parts
-
-
-def _map(owner: Any, net: Any) -> Bijector:
-    if "spline" in owner._modules:
-        return ForeignMap(functools.partial(_spline, owner.spline, net.param_dims))
-    if owner.stable:
-        return StableAffine(owner.sigmoid_bias)
-    return ClampedAffine(owner.log_scale_min_clip, owner.log_scale_max_clip)
-
-
-def _spline(
-    spline: Any, dims: list[int], value: Tensor, theta: Tensor, inverse: bool
-) -> tuple[Tensor, Tensor]:
-    """Pyro's rational spline, linear or quadratic, of unconstrained parameters."""
-    conditional = variant(spline, nn=lambda _: _parts(theta, dims), input_dim=theta.shape[-2])
-    return conditional.condition(value).spline_op(value, inverse=inverse)  # type: ignore[no-any-return]
 
 
 def _network(net: Any) -> ForeignNetwork:

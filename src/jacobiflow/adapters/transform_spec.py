@@ -16,10 +16,15 @@ from jacobiflow.core.bijectors import Bijector
 
 Map = Callable[[Tensor], tuple[Tensor, Tensor]]  # [n, w] -> [n, w] and the log-determinant [n]
 Theta = Callable[[Tensor], Tensor]  # x [n, w] -> theta [n, w, P]
+Twin = Callable[[Theta, int], tuple[Map, Map]]  # forward and inverse of the first w features, given theta
 
 
 class Declined(Exception):
     """A transform looks familiar but cannot be accelerated. The text is the reason."""
+
+
+class NothingToGain(Declined):
+    """The inverse of a transform is fast as it is."""
 
 
 @contextmanager
@@ -72,6 +77,18 @@ class ForeignMap:
         return new.gather(1, at), log_slope.gather(1, at)
 
 
+def own_map(twin: Twin) -> ForeignMap:
+    """The elementwise map of a transform by its own methods. They add up the log-derivatives of a row, so
+    each number is given as a row of its own."""
+
+    def function(value: Tensor, theta: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+        forward, back = twin(lambda x: theta.reshape(-1, 1, theta.shape[-1]), 1)
+        new, log_slope = (back if inverse else forward)(value.reshape(-1, 1))
+        return new.view(value.shape), log_slope.view(value.shape)
+
+    return ForeignMap(function)
+
+
 @dataclass(frozen=True)
 class TransformSpec:
     """An autoregressive transform z = f(x; theta(x)) of another library.
@@ -86,7 +103,7 @@ class TransformSpec:
     theta: Callable[[Tensor, Tensor | None], Tensor]  # x [n, T], context [n, C] -> [n, T, P]
     maps: tuple[Bijector, ...]
     networks: tuple[ForeignNetwork, ...]
-    twin: Callable[[Theta, int], tuple[Map, Map]]  # forward and inverse of the first w features, given theta
+    twin: Twin
     options: object  # what else the map depends on; comparable
 
     @property
@@ -100,6 +117,16 @@ class TransformSpec:
         return self.networks[0]
 
     @property
+    def params(self) -> int:
+        """Parameters per feature."""
+        return self.network.rows.shape[1]
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor with the dtype and the device of the weights."""
+        return next(self.module.parameters(), torch.zeros(()))
+
+    @property
     def indexed(self) -> bool:
         """Whether the map differs between features."""
         return isinstance(self.bijector, ForeignMap) and self.bijector.features > 0
@@ -108,6 +135,11 @@ class TransformSpec:
     def resolution(self) -> float:
         """Absolute error of the elementwise inverse."""
         return self.bijector.resolution if isinstance(self.bijector, ForeignMap) else 0.0
+
+
+def parts(item: Any) -> dict[str, Any]:
+    """The attributes and submodules of a module; none of anything else."""
+    return {**vars(item), **vars(item).get("_modules", {})} if isinstance(item, nn.Module) else {}
 
 
 def variant(owner: Any, **attributes: Any) -> Any:

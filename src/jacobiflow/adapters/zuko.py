@@ -11,10 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Transform
 
+from jacobiflow.adapters.inverter import FULL, tolerance
 from jacobiflow.adapters.maps import SoftclipAffine, SoftclipSpline
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
-from jacobiflow.adapters.patch import Patch
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, variant
+from jacobiflow.adapters.module_state import State, only_original
+from jacobiflow.adapters.patch import FEW_PASSES, Call, Patch
+from jacobiflow.adapters.race import ORIGINAL
+from jacobiflow.adapters.transform_spec import (
+    Declined,
+    ForeignMap,
+    Map,
+    NothingToGain,
+    Theta,
+    TransformSpec,
+    parts,
+    variant,
+)
+from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
 
 ATTRIBUTES = {"univariate", "shapes", "total", "passes"}
@@ -27,21 +40,35 @@ class ForwardPatch(Patch):
 
     @classmethod
     def matches(cls, item: Any) -> bool:
-        if not isinstance(item, nn.Module) or not isinstance(item._modules.get("hyper"), nn.Sequential):
-            return False
-        return {*vars(item), *item._modules} >= ATTRIBUTES and hasattr(type(item), "meta")
+        known = parts(item)
+        if not hasattr(type(item), "meta"):
+            return _one_feature(known)
+        return isinstance(known.get("hyper"), nn.Sequential) and set(known) >= ATTRIBUTES
 
     def describe(self, module: Any) -> TransformSpec:
+        if not hasattr(module, "passes"):
+            raise NothingToGain("its own inverse takes 1 passes")
         return describe(module, lambda lazy: type(lazy).forward(lazy))
 
     def __call__(self, c: Tensor | None = None) -> Transform:
         return self.pass_on(self.original()(c), Inverse)  # type: ignore[no-any-return]
 
 
+def _one_feature(known: dict[str, Any]) -> bool:
+    """Whether these are the attributes of an elementwise transform of one feature."""
+    if not set(known) >= {"univariate", "shapes", "total"}:
+        return False
+    if isinstance(known.get("phi"), nn.ParameterList):
+        return all(p.shape[:1] == (1,) for p in known["phi"])
+    hyper = known.get("hyper")
+    return isinstance(hyper, nn.Sequential) and getattr(hyper[-1], "out_features", 0) == known["total"]
+
+
 class Inverse(Patch):
     """`transform._inverse(y)` of a transform whose context is bound."""
 
     method = "_inverse"
+    solution: tuple[Tensor, Tensor] | None = None  # the last one, until its log-determinant is asked for
 
     @classmethod
     def matches(cls, item: Any) -> bool:
@@ -56,15 +83,94 @@ class Inverse(Patch):
     def describe(self, module: Any) -> TransformSpec:
         def transform(lazy: Any) -> Any:
             made = variant(self.owner, meta=functools.partial(lazy.meta, None), passes=lazy.passes)
-            vars(made).pop(self.method, None)
+            for name in (self.method, LogDet.method):
+                vars(made).pop(name, None)
             return made
 
         return describe(module, transform)
 
+    def install(self) -> None:
+        super().install()
+        LogDet(self.owner, self.tol, self.tally).install()
+
     def __call__(self, y: Tensor) -> Tensor:
         (context,) = self.owner.meta.args
-        x = self.solved_batch(y, context)
-        return self.original()(y) if x is None else x
+        self.solution = self.solved_batch(Call(y, context, self.original()))
+        return self.original()(y) if self.solution is None else self.solution[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "solution": None}
+
+
+class LogDet(Patch):
+    """`transform.log_abs_det_jacobian(x, y)`, which is known if x was just solved for."""
+
+    method = "log_abs_det_jacobian"
+
+    @classmethod
+    def matches(cls, item: Any) -> bool:
+        return False  # it comes with the inverse
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        inverse = vars(self.owner).get(Inverse.method)
+        known = inverse.solution if isinstance(inverse, Inverse) else None
+        if known is None or known[0] is not x or inverse.inverter().spec.resolution:
+            return self.original()(x, y)  # type: ignore[no-any-return]
+        inverse.solution = None
+        return -known[1]
+
+
+class OpenInverse(Patch):
+    """`transform._inverse(y)` of an autoregressive transform with any `meta` function: the original's passes,
+    until nothing changes any more."""
+
+    method = "_inverse"
+
+    @classmethod
+    def matches(cls, item: Any) -> bool:
+        known = vars(item) if isinstance(item, Transform) else {}
+        return callable(known.get("meta")) and type(known.get("passes")) is int and not Inverse.matches(item)
+
+    @functools.cached_property
+    def _modules(self) -> nn.ModuleList:
+        return nn.ModuleList(captured(self.owner.meta))
+
+    @property
+    def module(self) -> nn.Module:
+        return self._modules
+
+    def inverter(self) -> Any:
+        if self.owner.passes <= FEW_PASSES:
+            raise NothingToGain(f"its own inverse takes {self.owner.passes} passes")
+
+    def now(self) -> tuple[str, str]:
+        obstacle = self._obstacle(next(self.module.parameters(), torch.zeros(())))
+        return (
+            (ORIGINAL, obstacle) if obstacle else (FULL, "its `meta` is unknown: each sweep is a full pass")
+        )
+
+    def _obstacle(self, y: Tensor) -> str | None:
+        if self.owner.passes <= FEW_PASSES:
+            return f"its own inverse takes {self.owner.passes} passes"
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (y, *self.module.parameters())):
+            return "gradients through a `meta` of any kind"
+        return only_original(y.device) or State((self.module,)).obstacle
+
+    def __call__(self, y: Tensor) -> Tensor:
+        if obstacle := self._obstacle(y):
+            self.tally.count(ORIGINAL, obstacle)
+            return self.original()(y)  # type: ignore[no-any-return]
+        x, tol = torch.zeros_like(y), tolerance(self.tol, y.dtype, False, 0.0)
+        left = self.owner.passes
+        while left:
+            left -= 1
+            before, x = x, self.owner.meta(x).inv(y)
+            size = x.abs()
+            scale = torch.maximum(size, size.flatten(0, -2).mean(0)) if x.ndim > 1 else size
+            if x.shape == before.shape and bool(((x - before).abs() <= tol * scale).all()):
+                break
+        self.tally.count(FULL, rows=x[..., 0].numel(), saved=left)
+        return x
 
 
 def describe(lazy: Any, transform: Callable[[Any], Any]) -> TransformSpec:
@@ -125,11 +231,11 @@ def _own_map(lazy: Any, resolution: float) -> Callable[..., tuple[Tensor, Tensor
         if not inverse:
             return transform.call_and_ladj(value)  # type: ignore[no-any-return]
         x: Tensor = transform.inv(value)
-        with torch.no_grad():
+        if not resolution:
+            return x, -transform.call_and_ladj(x)[1]
+        with torch.no_grad():  # absolute, so that the unit |z dx/dz| of relative changes is at least 1
             log_slope = -transform.call_and_ladj(x.detach())[1]
-            if resolution:  # absolute, so that the unit |z dx/dz| of relative changes is at least 1
-                log_slope = torch.maximum(log_slope, -value.abs().clamp_min(1e-30).log())
-        return x, log_slope
+            return x, torch.maximum(log_slope, -value.abs().clamp_min(1e-30).log())
 
     return function
 

@@ -8,7 +8,10 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from typing import Any
+
+from jacobiflow.core.suggest import did_you_mean
 
 LAB = "jacobiflow-lab"  # the distribution of the commands that the library does not have
 SHELLS = ("bash", "zsh", "fish")
@@ -62,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     It is 1 where a command has done its work, but some of its samples are not finite, or it found problems.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack a letter
     if not args or args[0] in ("-h", "--help"):
         print(overview())
         return 0
@@ -80,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, *rest = args
     if name not in COMMANDS:
-        print(f"jacobiflow: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        hint = did_you_mean(name, COMMANDS)
+        print(f"jacobiflow: no command {name!r}{hint}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     from jacobiflow.core.hardware import out_of_memory
     from jacobiflow.core.results import JacobiflowError

@@ -11,7 +11,10 @@ import tyro
 
 from jacobiflow.cli import options as cli
 from jacobiflow.core.method import Plan
+from jacobiflow.core.progress import steps
+from jacobiflow.core.tables import table
 from jacobiflow.flows.auto_plan import keep
+from jacobiflow.flows.compare import NOISY
 from jacobiflow.flows.tune import ROWS, tune
 
 
@@ -37,6 +40,7 @@ class Args:
     """Keep what was measured in the checkpoint's folder instead of the cache folder."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("plan.json")
     """The plan file to write, for --plan of other commands."""
+    force: cli.Force = False
     json: cli.Json = False
     guidance: cli.GuidanceOptions
 
@@ -53,8 +57,8 @@ def main(argv: Sequence[str]) -> None:
     labels = cli.parse_labels(args.flow.labels, args.batch + ROWS, flow.num_classes)
     if args.out.is_dir():
         raise ValueError(f"--out {args.out} is a folder: give the file to write")
-    cli.make_folder(args.out.parent)
-    with cli.progress("measuring") as show_step:
+    cli.make_folder(args.out.parent, [args.out.name], force=args.force)
+    with steps("measuring") as show_step:
         plan = tune(
             flow, args.batch, args.max_deviation, labels=labels, guidance=guidance, progress=show_step
         )
@@ -64,13 +68,8 @@ def main(argv: Sequence[str]) -> None:
             if measured is not None:
                 measured.save(folder)
     stored = folder if args.save else keep(flow)
-    doc = {
-        "model": args.flow.model,
-        "out": str(args.out),
-        "stored": None if stored is None else str(stored),
-        "methods": [asdict(method) for method in plan],
-        **plan.about,
-    }
+    doc = plan.about | {"model": args.flow.model, "out": str(args.out)}
+    doc |= {"stored": stored and str(stored), "methods": [asdict(method) for method in plan]}
     text = f"{show(plan)}\n\nwritten to {args.out}"
     if stored is not None:
         text += f"; plan auto uses what was measured, from\n  {stored}"
@@ -90,18 +89,20 @@ def show(plan: Plan) -> str:
                 " ".join(map(short_name, trial["methods"])) + mark,
                 f"{trial['predicted']:.4f}",
                 f"{trial['seconds']:.4f}" if timed else "",
-                f"{base / trial['seconds']:.2f}x" if timed else "",
+                "" if not timed else f"{base / trial['seconds']:.2f}x" if trial["stable"] else NOISY,
                 "inf" if trial["deviation"] is None else f"{trial['deviation']:.2g}",
             )
         )
     measured, setting = plan.about["measured"], plan.about["setting"]
+    gain = f"speed-up {measured['speedup']:.2f}x" if measured["stable"] else "speed-up too noisy to tell"
     return (
-        f"{cli.table(rows)}\n\n"
+        f"{table(rows)}\n\n"
         "per block, next to the noise first: 1 is sequential, else width/tolerance;\n"
-        "T is the whole sequence, p and z begin at the block's input and at zeros.\n"
+        "T is the whole sequence, p and z begin at the block's input and at zeros;\n"
+        "m is mixed precision.\n"
         "Plans without seconds deviate too much or were not promising.\n\n"
         f"* on fresh noise in batches of {setting['batch']}: {measured['seconds']:.4f} s, sequential "
-        f"{measured['sequential_seconds']:.4f} s, speed-up {measured['speedup']:.2f}x\n"
+        f"{measured['sequential_seconds']:.4f} s, {gain}\n"
         f"  largest deviation {measured['deviation']:.2g} over {measured['rows']} samples; "
         f"{setting['max_deviation']:g} is allowed"
     )
@@ -116,4 +117,5 @@ def short_name(method: dict[str, Any]) -> str:
     if method["width"] == 1:
         return "1"
     guess = {"previous": "p", "zeros": "z", "noise": "n"}.get(method["init"], "")
-    return f"{method['width'] or 'T'}/{method['tol']:g}{guess}"
+    mixed = "m" if method.get("precision") == "mixed" else ""
+    return f"{method['width'] or 'T'}/{method['tol']:g}{guess}{mixed}"

@@ -67,7 +67,8 @@ class Conditioner(Protocol):
 
         1 <= start_i < T. Reads the inputs x[i, start_i - 1 : start_i + width - 1] and the cache entries of
         the inputs before them, and writes the entries of the inputs it reads. x is finite. Positions beyond
-        T - 1 are padding, whose theta means nothing; with one start for all rows there is none.
+        T - 1 are padding: it repeats input T - 2, so that the entry of that input stays the same, and its
+        theta means nothing. With one start for all rows there is none.
         """
 
     def all_params(self, x: Tensor) -> Tensor:
@@ -114,6 +115,9 @@ class Engine(Protocol):
 
     def select(self, rows: Tensor) -> Engine:
         """The same engine for these rows."""
+
+    def rough(self) -> Engine | None:
+        """The same engine with products in bfloat16, for first guesses; None where it would not be faster."""
 
     def new_cache(self, n: int) -> Cache:
         """As `Conditioner.new_cache`."""

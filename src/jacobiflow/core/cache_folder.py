@@ -15,7 +15,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from jacobiflow.core.files import write_atomically
+from jacobiflow.core.files import write_bytes
 from jacobiflow.core.warn import warn_once
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -59,7 +59,7 @@ def read_own(path: Path) -> bytes:
 
 def write_own(path: Path, content: bytes) -> None:
     """Write a file that `read_own` reads, atomically."""
-    write_atomically(path, lambda name: Path(name).write_bytes(content), mode=0o600)
+    write_bytes(path, content, mode=0o600)
 
 
 def _secured(folder: Path) -> Path:

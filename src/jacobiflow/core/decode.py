@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from jacobiflow.core.block import Block, Cache
+from jacobiflow.core.block import Block, Cache, Engine
 from jacobiflow.core.failures import next_widths
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.results import (
@@ -30,7 +30,9 @@ from jacobiflow.core.results import (
     Watcher,
 )
 from jacobiflow.core.rows import Look, Rows, Verdict, first_guess
+from jacobiflow.core.stopping import changes
 
+ROUGH_TOL = 2**-5  # changes at which sweeps in bfloat16 end: its rounding is not far below
 COMPACT_AT = 7 / 8  # solved rows leave the batch when this share of it or less is still moving
 
 
@@ -75,6 +77,8 @@ def decode(
         raise ValueError(f"z must be [N, {block.length}, D], not {list(z.shape)}")
     began = time.perf_counter()
     method = method.resolved(calibrated=block.guess is not None)
+    if method.precision == "mixed" and (z.dtype != torch.float32 or block.engine.rough() is None):
+        method = replace(method, precision="float32")
     options = Options(method, on_failure, cache, compact_at, number, watch)
     with torch.inference_mode():
         own = block.to_positions(z.detach())
@@ -108,6 +112,8 @@ def _joined(block: Block, solved: list[Rows], options: Options, seconds: float) 
         status=tuple(map(STATUSES.__getitem__, joined("status").tolist())),
         seconds=seconds,
         backend=block.engine.name,
+        guess_sweeps=joined("guess_sweeps").cpu(),
+        precision=options.method.precision,
     )
     if options.on_failure == "raise" and stats.worst.failed:
         failed = [i for i, status in enumerate(stats.status) if status.failed]
@@ -164,8 +170,11 @@ def solve(block: Block, z: Tensor, options: Options) -> Rows:
     if theta.dtype != z.dtype and not torch.is_autocast_enabled(z.device.type):
         raise ValueError(f"z is {z.dtype}, the network {theta.dtype}: use z.to({theta.dtype})")
     first, log_slope = engine.inverse(z[:, :1], theta)
-    guess = first_guess(z, method.init, block.guess)
+    guess, rough = first_guess(z, method.init, block.guess), None
+    if method.precision == "mixed" and (fast := engine.rough()) is not None:
+        guess, rough = rough_guess(fast, z, first, guess, method)
     results = Rows.start(z, first, log_slope, guess, 0 if width in (1, length) else width)
+    results.guess_sweeps = results.guess_sweeps if rough is None else rough
     cache = engine.new_cache(n) if options.cache else None
     observe = Observer(block, options, results)
     observe(results, results.moving, 0, 1)
@@ -179,6 +188,28 @@ def solve(block: Block, z: Tensor, options: Options) -> Rows:
     return results
 
 
+def rough_guess(
+    engine: Engine, z: Tensor, first: Tensor, guess: Tensor, method: Method
+) -> tuple[Tensor, Tensor]:
+    """A better first guess by sweeps of an engine in bfloat16, and how many each row took, [n].
+
+    No position becomes final and no cache is written. A row that overflows keeps its last finite guess.
+    """
+    x, count = guess.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device)
+    x[:, :1] = first.nan_to_num(0, 0, 0)
+    rows, length = torch.arange(len(z), device=z.device), z.shape[1]
+    for _ in range(min(method.max_sweeps or length, length - 1) if len(z) else 0):
+        part, own, known = engine.select(rows), x[rows], z[rows, 1:]
+        new, log_slope = part.inverse(known, part.params(own, 1, length - 1, None))
+        largest = changes(new, own[:, 1:], known, log_slope, method)[0].amax(1)
+        x[rows, 1:] = torch.where(largest.isfinite()[:, None, None], new, own[:, 1:])
+        count[rows] += 1
+        rows = rows[largest > max(ROUGH_TOL, method.tol)]  # NaN is not larger
+        if not len(rows):
+            break
+    return x, count
+
+
 def slide(batch: Batch, results: Rows, observe: Observer) -> list[Batch]:
     """Sweep until every row is solved. Returns the rows that overflowed, with narrower windows."""
     options, narrower, look = observe.options, list[Batch](), batch.rows.look()
@@ -189,7 +220,7 @@ def slide(batch: Batch, results: Rows, observe: Observer) -> list[Batch]:
         look = verdict.look
         if moving is not None:
             observe(batch.rows, moving, low, batch.rows.length)
-        if verdict.overflowed or options.method.max_sweeps is not None:
+        if look.overflowed or options.method.max_sweeps is not None:
             widths = next_widths(batch.rows, verdict, batch.width, options.method, options.on_failure)
             left = [width for width in set(widths.tolist()) if width < batch.width]
             narrower += [_narrowed(batch, (widths == width).nonzero()[:, 0], width) for width in left]
@@ -215,7 +246,7 @@ def one_by_one(batch: Batch, results: Rows, observe: Observer) -> list[Batch]:
     rows, engine, length = batch.rows, batch.block.engine, batch.rows.length
     if not len(rows):
         return []
-    low, high = (int(v) for v in rows.frontier.aminmax())
+    low, high = torch.stack(rows.frontier.aminmax()).tolist()
     if low != high:
         every = sorted(set(rows.frontier.tolist()))
         return [batch.take((rows.frontier == f).nonzero()[:, 0], 1) for f in every]

@@ -20,8 +20,8 @@ def description(thing: object) -> object | None:
     """What `thing.describe()` returns, if the class of `thing` itself defines that method; else None.
 
     A bijector or conditioner that a backend may evaluate in its own way defines `describe`: bijectors return
-    a `Formula`, conditioners a `BoundNetwork`. The method is not inherited: a subclass may compute something
-    else, so it runs in torch until it describes itself.
+    a `Formula`, conditioners a `BoundNetwork` or a `TransformerNetwork`. The method is not inherited: a
+    subclass may compute something else, so it runs in torch until it describes itself.
 
     >>> class Double:
     ...     def describe(self) -> Formula:

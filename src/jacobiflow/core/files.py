@@ -3,51 +3,99 @@
 from __future__ import annotations
 
 import errno
+import glob
 import math
 import os
+import re
 import secrets
 import stat
+import time
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
-from jacobiflow.core.results import JacobiflowError
+from jacobiflow.core.results import JacobiflowError, one_line
 
+LEFTOVER_SECONDS = 3600.0  # no write takes longer
 MAX_TEXT_BYTES = 16 * 2**20  # bytes of a config, a plan, a recipe
 
 
 class FileError(JacobiflowError, ValueError):
-    """A file that is not safe to read."""
+    """A file that is not safe to read, or that cannot be written."""
 
 
-def write_atomically(path: Path, write: Callable[[str], object], *, mode: int | None = None) -> None:
-    """Call write(name of a private file beside `path`), then move that file to `path` in one step.
+def write_atomically(
+    path: Path, write: Callable[[str], object], *, mode: int | None = None, partial: Path | None = None
+) -> None:
+    """Call write(name of a private file), sync that file to the disk, and move it to `path` in one step.
 
-    A reader sees the old content or the new one. mode: of the new file; None follows the umask.
+    A reader sees the old content or the new one. mode: of the new file; None follows the umask. partial: the
+    folder of the private file; None is the folder of `path`; leftovers of killed writes go an hour later.
     """
-    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    name = (partial or path.parent) / f".{path.name}.{secrets.token_hex(8)}"
     try:
         with open(name, "xb") as file:
             final_mode = os.fstat(file.fileno()).st_mode if mode is None else mode
             os.fchmod(file.fileno(), 0o600)  # private until it is complete
-        write(str(name))
+        try:
+            write(str(name))
+        except SafetensorError as error:  # it has errors of its own for a full disk
+            number = int((re.findall(r"os error (\d+)", str(error)) or [errno.EIO])[0])
+            raise OSError(number, os.strerror(number), str(path)) from None
         os.chmod(name, final_mode)
-        with open(name, "rb") as file:
-            os.fsync(file.fileno())
+        sync(name)
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
             name.unlink()
         raise
+    if partial is None:
+        remove_leftovers(path.parent, glob.escape(path.name), LEFTOVER_SECONDS)
+
+
+def remove_leftovers(folder: Path, name: str = "*", seconds: float = 0.0) -> None:
+    """Remove the private files, of at least this age, that killed writes of files `name` left in `folder`."""
+    for path in folder.glob(f".{name}.{'[0-9a-f]' * 16}"):
+        with suppress(OSError):  # another process was faster
+            if path.stat().st_mtime <= time.time() - seconds:
+                path.unlink()
+
+
+@contextmanager
+def write_errors(folder: Path) -> Iterator[None]:
+    """A full or closed disk as one line."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or one_line(error)
+        raise FileError(
+            f"cannot write into {folder}: {reason}: fix that and rerun the command to resume"
+        ) from None
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    write_atomically(path, lambda name: Path(name).write_text(text, encoding="utf-8"))
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes, **options: Any) -> None:
+    """Write a file atomically; `options` are those of `write_atomically`."""
+    write_atomically(path, lambda name: Path(name).write_bytes(content), **options)
+
+
+def sync(path: Path) -> None:
+    """Sync a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def check_plain(path: Path, max_bytes: float = math.inf) -> None:
@@ -66,9 +114,9 @@ def read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """CRC-32 of all values, as 8 hex digits: finds accidental damage that safetensors does not notice."""
-    crc = 0
+def checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    """CRC-32 of a text and all values, as 8 hex digits: finds damage that safetensors does not notice."""
+    crc = zlib.crc32(text.encode())
     for name in sorted(tensors):
         crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, crc)
     return f"{crc:08x}"

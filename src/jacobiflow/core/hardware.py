@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import platform
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -49,6 +50,33 @@ def available_memory() -> float:
     return free if math.inf in (limit, used) else min(free, max(limit - used, 0.0))
 
 
+def used_memory() -> float:
+    """Bytes of memory that this process holds now; 0 if unknown."""
+    with suppress(OSError):
+        return float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0.0
+
+
+@contextmanager
+def memory_limit(gigabytes: float) -> Iterator[None]:
+    """Make allocations fail that would take this process over a limit; 0 is none.
+
+    An allocation that fails is an error that can be handled. A process that takes too much is killed.
+    """
+    if not gigabytes:
+        yield
+        return
+    import resource  # not on every system
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = int(gigabytes * BILLION)
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 def _number(path: Path) -> float:
     try:
         return float(path.read_text())
@@ -68,7 +96,8 @@ def available_cores() -> int:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether numpy, Python or torch (on any device) ran out of memory."""
-    named = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    said = ("DefaultCPUAllocator", "could not create a primitive")  # the second by oneDNN
+    named = type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in said)
     return isinstance(error, MemoryError) or named
 
 
@@ -77,9 +106,20 @@ def processor_name(device: torch.device) -> str:
     """The name of the processor that computes."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not on every system
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return _processor("model name") or platform.processor() or platform.machine()
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the processor has instructions for bfloat16."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & {*_processor("flags", "Features").split()})
+
+
+def _processor(*names: str) -> str:
+    """What Linux says of the first core under one of these names; "" if nothing."""
+    with suppress(OSError):  # not on every system
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(names):
+                return line.partition(":")[2].strip()
+    return ""

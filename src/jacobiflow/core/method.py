@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from jacobiflow.core.files import read_text
+from jacobiflow.core.files import read_text, write_text
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.core.warn import warn_once
 
 Init = Literal["zeros", "noise", "previous", "calibrated"]
 Unit = Literal["absolute", "relative"]
+Precision = Literal["float32", "mixed"]
 INITS: tuple[Init, ...] = ("zeros", "noise", "previous", "calibrated")
 UNITS: tuple[Unit, ...] = ("absolute", "relative")
+PRECISIONS: tuple[Precision, ...] = ("float32", "mixed")
 FORMAT = "jacobiflow-plan"
 VERSION = 2  # 1: windows were closed one after the other, and max_sweeps was per window
 MOST = 10_000  # methods of a plan that is read; no flow has as many blocks
@@ -35,6 +38,8 @@ class Method:
         "previous" for absolute and "zeros" for relative methods.
     unit: what changes are measured in: "absolute", or "relative" to max(|x|, |z dx/dz|), which is right
         for variables and latents of any scale. None is the default of the flow's family.
+    precision: "mixed" improves the first guess of whole-sequence sweeps by sweeps in bfloat16, where the
+        processor and the backend have it. Sweeps in float32 follow, so tol and status mean the same.
     """
 
     width: int | None = None
@@ -42,6 +47,7 @@ class Method:
     max_sweeps: int | None = None
     init: Init | None = None
     unit: Unit | None = None
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         for name, least in (("width", 1), ("max_sweeps", 1)):
@@ -58,6 +64,10 @@ class Method:
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise ValueError(f"Method.{name} must be one of {', '.join(known)} or None, not {value!r}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"Method.precision must be 'float32' or 'mixed', not {self.precision!r}")
+        if self.precision == "mixed" and self.width is not None:
+            raise ValueError("Method.precision 'mixed' is for whole-sequence sweeps: leave out width")
 
     def resolved(self, unit: Unit = "absolute", *, calibrated: bool = False) -> Method:
         """The same method with every default spelled out.
@@ -65,7 +75,7 @@ class Method:
         unit: the family's. calibrated: whether the flow has a calibrated first guess.
 
         >>> Method(tol=0.1).resolved("relative")
-        Method(width=None, tol=0.1, max_sweeps=None, init='zeros', unit='relative')
+        Method(width=None, tol=0.1, max_sweeps=None, init='zeros', unit='relative', precision='float32')
         """
         unit = self.unit or unit
         init = self.init
@@ -74,11 +84,20 @@ class Method:
         return replace(self, init=init, unit=unit)
 
 
+def _in_words(method: Method) -> str:
+    """The width in words; then the other fields that are set, except the unit."""
+    if method.width == 1:
+        return "sequential"
+    words = "sweeps" if method.width is None else f"window of {method.width}"
+    named = {f.name: getattr(method, f.name) for f in fields(method) if f.name not in ("width", "unit")}
+    return words + "".join(f", {name} {value}" for name, value in named.items() if value is not None)
+
+
 class PlanError(JacobiflowError, ValueError):
     """A plan that cannot be read or does not fit the flow."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """How each block is solved, the block next to the noise first.
 
@@ -89,6 +108,10 @@ class Plan:
     [1, None, None]
     >>> Plan.from_json(plan.to_json()) == plan
     True
+    >>> plan
+    Plan of 3 blocks, the one next to the noise first
+      block 0: sequential
+      blocks 1-2: sweeps, tol 0.5
     """
 
     methods: tuple[Method, ...]
@@ -99,6 +122,18 @@ class Plan:
         for i, method in enumerate(self.methods):
             if not isinstance(method, Method):
                 raise PlanError(f"Plan takes jf.Method entries; entry {i} is {method!r}")
+
+    def __repr__(self) -> str:
+        rows, first = [], 0
+        for line, run in groupby(self.in_words()):
+            last = first + len(list(run)) - 1
+            rows.append(f"  {f'block {first}' if first == last else f'blocks {first}-{last}'}: {line}")
+            first = last + 1
+        return "\n".join([f"Plan of {len(self)} blocks, the one next to the noise first", *rows])
+
+    def in_words(self) -> list[str]:
+        """Each method in a few words."""
+        return [_in_words(method) for method in self]
 
     def __iter__(self) -> Iterator[Method]:
         return iter(self.methods)
@@ -170,7 +205,7 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
         try:
-            Path(path).write_text(self.to_json(), encoding="utf-8")
+            write_text(Path(path), self.to_json())
         except (OSError, ValueError) as error:
             raise PlanError(f"cannot write the plan {path}: {error}") from None
 

@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -38,7 +39,13 @@ class World:
         if size <= 1:
             return cls()
         if not dist.is_initialized():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            with peers():
+                store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+                # torchrun keeps its store over restarts: the processes of one must not find those of another
+                restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+                store = dist.PrefixStore(restart, store)  # type: ignore[attr-defined]
+                dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         return cls(dist.get_rank(), size, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", size))
 
     @property
@@ -57,7 +64,8 @@ class World:
     def mean(self, x: Tensor) -> Tensor:
         """The mean of x over all processes, equal on each. Changes x."""
         if self.size > 1:
-            dist.all_reduce(x)
+            with peers():
+                dist.all_reduce(x)
             x /= self.size
         return x
 
@@ -76,27 +84,36 @@ class World:
                 if self.size > 1:
                     dist.broadcast_object_list(box)
         else:
-            _together(dist.broadcast_object_list, box)
+            with peers():
+                dist.broadcast_object_list(box)
         if not box[1]:
             raise SystemExit(2)
         return box[0]  # type: ignore[no-any-return]
 
     def patient_group(self) -> Any:
         """A group for `gather` whose processes may wait days for each other. All processes must call this."""
-        return dist.new_group(backend="gloo", timeout=timedelta(days=30)) if self.size > 1 else None
+        if self.size == 1:
+            return None
+        with peers():
+            return dist.new_group(backend="gloo", timeout=timedelta(days=30))
 
     def gather(self, mine: T, group: Any) -> list[T]:
         """The values of all processes, by rank. All processes wait for each other here."""
         values: list[Any] = [mine] * self.size
         if self.size > 1:
-            _together(dist.all_gather_object, values, mine, group=group)
+            with peers():
+                dist.all_gather_object(values, mine, group=group)
         return values
 
 
-def _together(collective: Callable[..., Any], *args: Any, **options: Any) -> None:
+@contextmanager
+def peers() -> Iterator[None]:
+    """A connection that is closed because another process has ended, as one line."""
     try:
-        collective(*args, **options)
-    except RuntimeError:  # gloo raises it when a connection is closed
+        yield
+    except RuntimeError as error:  # a DistError, or a plain one with the name of gloo's file
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+            raise
         raise JacobiflowError("another process has ended: run the same command again to resume") from None
 
 

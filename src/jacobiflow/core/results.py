@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -32,9 +34,20 @@ class Status(enum.Enum):
         return _RANKS[self]
 
     @property
+    def words(self) -> str:
+        """The name as it is printed: "fell back"."""
+        return self.name.lower().replace("_", " ")
+
+    @property
     def failed(self) -> bool:
         """Whether the sample has no answer within its tolerance."""
         return self.rank >= Status.SWEEP_LIMIT.rank
+
+
+def _counted(ends: Iterable[Status]) -> str:
+    """How many samples ended how: "3 exact, 13 converged"."""
+    counts = Counter(ends)
+    return ", ".join(f"{counts[s]} {s.words}" for s in Status if s in counts) or "none"
 
 
 _RANKS = {status: i for i, status in enumerate(Status)}
@@ -76,7 +89,7 @@ class Sweep:
 Watcher = Callable[[Sweep], None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class BlockStats:
     """What one block cost and how it ended; tensors are [N], on the CPU."""
 
@@ -88,6 +101,10 @@ class BlockStats:
     status: tuple[Status, ...]
     seconds: float
     backend: str = ""  # what evaluated the block: "torch", "c" or "compile"
+    guess_sweeps: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    precision: str = (
+        "float32"  # "mixed" if sweeps in bfloat16, `guess_sweeps` of them, improved the first guess
+    )
 
     @property
     def worst(self) -> Status:
@@ -98,8 +115,12 @@ class BlockStats:
         """Which samples ended so."""
         return [i for i, s in enumerate(self.status) if s is status]
 
+    def __repr__(self) -> str:
+        sweeps = f"{float(self.sweeps.double().mean()):.1f} sweeps on average"
+        return f"BlockStats of {len(self.status)} samples: {sweeps}, {_counted(self.status)}"
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Stats:
     """The blocks in sampling order, the one next to the noise first."""
 
@@ -118,14 +139,51 @@ class Stats:
         """The worst status of any sample in any block."""
         return max((b.worst for b in self.blocks), key=lambda s: s.rank, default=Status.EXACT)
 
+    def __repr__(self) -> str:
+        ends = [max(s, key=lambda s: s.rank) for s in zip(*(b.status for b in self.blocks), strict=True)]
+        text = f"Stats of {len(ends)} samples: {_counted(ends)}, {self.seconds:.3g} s, backend {self.backend}"
+        if self.residual is None or not len(self.residual):
+            return text
+        return f"{text}, residual at most {float(self.residual.max()):.2g}"
 
-@dataclass(frozen=True, kw_only=True)
+    def summary(self) -> str:
+        """What ran in each block, what it cost and how it ended; what to do about the worst sample."""
+        methods = self.plan.in_words() if self.plan else [""] * len(self.blocks)
+        wide = max(map(len, (*methods, "method")))
+        rows = [f"  block  sweeps  seconds  {'method':<{wide}}  ended"]
+        for i, (words, b) in enumerate(zip(methods, self.blocks, strict=True)):
+            cost = f"{float(b.sweeps.double().mean()):6.1f}  {b.seconds:7.3f}"
+            rows.append(f"  {i:5}  {cost}  {words:<{wide}}  {_counted(b.status)}")
+        return "\n".join([repr(self), *rows, f"  {self.status.words}: {self.status.value}"])
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Decoded:
-    """x, and log |dx/dz| in nats [N], so that log p(x) = log p(z) - log_det."""
+    """x, and log |dx/dz| in nats [N], so that log p(x) = log p(z) - log_det.
+
+    In a notebook, samples that are images are shown as a grid.
+    """
 
     x: Tensor
     log_det: Tensor
-    stats: Stats = field(repr=False)
+    stats: Stats
+
+    def __repr__(self) -> str:
+        kind = str(self.x.dtype).removeprefix("torch.")
+        return f"Decoded x {list(self.x.shape)} {kind}, log_det {list(self.log_det.shape)}\n{self.stats}"
+
+    def save(self, path: str | Path, *, columns: int | None = None) -> None:
+        """Write the samples as one PNG; see `jacobiflow.save_images`."""
+        from jacobiflow.core.pictures import save_images
+
+        save_images(self.x, path, columns=columns)
+
+    def _repr_png_(self) -> bytes | None:
+        from jacobiflow.core.pictures import SHOWN, as_images, sheet_bytes
+
+        if as_images(self.x[:1]) is None or not len(self.x):
+            return None
+        return sheet_bytes(self.x[:SHOWN])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +192,11 @@ class Encoded:
 
     z: Tensor
     log_det: Tensor
+
+
+def nonfinite_rows(x: Tensor) -> Tensor:
+    """Which samples of x [N, ...] hold a number that is not finite: [N] bool, on the CPU."""
+    return ~x.detach().isfinite().flatten(1).all(1).cpu()
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded:
@@ -150,6 +213,8 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
             status=tuple(status for b in block for status in b.status),
             seconds=sum(b.seconds for b in block),
             backend=block[0].backend,
+            guess_sweeps=torch.cat([b.guess_sweeps for b in block]),
+            precision=block[0].precision,
         )
         for block in per_block
     )

@@ -18,11 +18,12 @@ EXACT, CONVERGED, FELL_BACK, SWEEP_LIMIT, NONFINITE = (status.rank for status in
 
 @dataclass(frozen=True)
 class Look:
-    """The rows that still move, as the host knows them: the one read of a sweep."""
+    """What the host knows of the rows: the one read of a sweep. Frontiers are of rows that still move."""
 
-    low: int  # their lowest frontier
-    high: int  # their highest frontier
-    count: int  # how many they are
+    low: int  # the lowest frontier
+    high: int  # the highest frontier
+    count: int  # rows that still move
+    overflowed: bool = False  # whether any row overflowed in the sweep
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,6 @@ class Verdict:
     overflows_here: Tensor  # [n], whether the position at the frontier was not finite
     overflows_beyond: Tensor  # [n], whether only a later one was not finite
     largest: Tensor  # [n], the largest change in the window
-    overflowed: bool  # whether any row overflowed
     look: Look
 
 
@@ -77,6 +77,7 @@ class Rows:
     evaluated: Tensor  # [n], inputs that went through the network
     change: Tensor  # [n], the largest change that was accepted within tol, or left at max_sweeps
     status: Tensor  # [n], ranks of Status
+    guess_sweeps: Tensor  # [n], in bfloat16, for the first guess
 
     @classmethod
     def start(cls, z: Tensor, first: Tensor, log_slope: Tensor, guess: Tensor, padding: int) -> Rows:
@@ -99,6 +100,7 @@ class Rows:
             evaluated=count.clone(),
             change=torch.zeros(n, dtype=torch.float64, device=z.device),
             status=torch.where(lost, NONFINITE, EXACT),
+            guess_sweeps=count.clone(),
         )
 
     def __len__(self) -> int:
@@ -137,14 +139,15 @@ class Rows:
         for name in ("frontier", "sweeps", "evaluated", "change", "status"):
             getattr(self, name)[rows.place] = getattr(rows, name)
 
-    def look(self) -> Look:
-        """The rows that move now."""
+    def look(self, overflows: Tensor | None = None) -> Look:
+        """The rows that move now. overflows: [n], those that overflowed in the last sweep."""
         if not len(self):
             return Look(self.length, 0, 0)
         moving = self.moving
-        ends = torch.where(moving, self.frontier, self.length), torch.where(moving, self.frontier, 0)
-        low, high, count = torch.stack((ends[0].amin(), ends[1].amax(), moving.sum())).tolist()
-        return Look(low, high, count)
+        lows, highs = torch.where(moving, self.frontier, self.length), torch.where(moving, self.frontier, 0)
+        lost = moving.new_zeros(()) if overflows is None else overflows.any()
+        low, high, count, overflowed = torch.stack((lows.amin(), highs.amax(), moving.sum(), lost)).tolist()
+        return Look(low, high, count, bool(overflowed))
 
     def window(self, width: int, look: Look) -> Window:
         """The next window. It begins at the frontier of each row; windows that end with the sequence begin at
@@ -195,24 +198,20 @@ def accept(
     them, whose cache entry does not exist yet. Positions that are not finite return to the first guess.
     """
     own, z, seen = rows.own(window), window.take(rows.z), window.take(rows.x)
-    change, still = changes(new, seen, z, log_slope, method.unit or "absolute")
+    change, still = changes(new, seen, z, log_slope, method)
     found = judge(change, still, own, method, rows.frontier + width >= rows.length)
     finite = new.isfinite().all(-1)
     good, swept = own & finite, own.any(1)
     window.put(rows.answer, new, good)
     window.put(rows.log_slope, log_slope.sum(-1), good)
-    offset = own.long().cumsum(1) - 1  # of each position in its row's window
-    window.put(rows.seen, new, good & (offset >= found.advance[:, None] - 1))
-    window.put(rows.seen, window.take(rows.guess), own & ~finite)
+    window.put(rows.seen, torch.where(finite[..., None], new, window.take(rows.guess)), found.unsettled)
     rows.evaluated = rows.evaluated + own.sum(1) + (0 if cached else swept * (rows.frontier - 1))
     rows.sweeps = rows.sweeps + swept
     rows.change = torch.maximum(rows.change, found.accepted.double())
     rows.status = torch.where(found.loose, rows.status.clamp_min(CONVERGED), rows.status)
     rows.frontier = rows.frontier + found.advance
-    overflowed = bool((found.overflows_here | found.overflows_beyond).any())
-    return Verdict(
-        found.overflows_here, found.overflows_beyond, found.largest.double(), overflowed, rows.look()
-    )
+    here, beyond = found.overflows_here, found.overflows_beyond
+    return Verdict(here, beyond, found.largest.double(), rows.look(here | beyond))
 
 
 def first_guess(z: Tensor, init: Init | None, calibrated: Guess | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from jacobiflow.core.method import Method, Unit
 ROUNDING = 8  # units in the last place within which a position stands still
 
 
-def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, unit: Unit) -> tuple[Tensor, Tensor]:
+def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, method: Method) -> tuple[Tensor, Tensor]:
     """How far each position moved from `seen` to `new`, and whether it stands still; both [n, w].
 
     All arguments are [n, w, D]; log_slope is log |dx/dz| at `new`. Elementwise, with d = |new - seen|:
@@ -23,13 +23,14 @@ def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, unit: Unit)
     Where |z dx/dz| overflows, u is |x|. Where u is 0, only d = 0 is small.
 
     >>> x = torch.tensor([[[2e-6], [1.0]]])
-    >>> change, still = changes(x, x + 1e-7, torch.zeros_like(x), torch.zeros_like(x), "relative")
+    >>> zero = torch.zeros_like(x)
+    >>> change, still = changes(x, x + 1e-7, zero, zero, Method(unit="relative"))
     >>> [f"{c:.0e}" for c in change[0].tolist()], still.tolist()
     (['5e-02', '1e-07'], [[False, True]])
     """
     d, size = (new - seen).abs(), new.abs()
     rounding, largest = ROUNDING * torch.finfo(new.dtype).eps, torch.finfo(new.dtype).max
-    if unit == "relative":
+    if method.unit == "relative":
         reach = z.abs() * log_slope.exp()
         size = torch.where(reach <= largest, torch.maximum(size, reach), size)
         change = torch.where(d == 0, d, d / size).clamp_max(largest)
@@ -50,18 +51,25 @@ class Rule:
 
 
 def describe(method: Method) -> Rule | None:
-    """The rule of a method; None for a rule that only `judge` knows, which no backend may replace."""
+    """The rule of a method; None for one that only `changes` and `judge` know, which no backend may replace.
+
+    So is every method with a setting that is not listed here.
+    """
+    listed = ("width", "tol", "max_sweeps", "init", "unit", "precision")
+    if method != Method(**{name: getattr(method, name) for name in listed}):
+        return None
     return Rule(method.tol, method.unit or "absolute", method.width is None)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a sweep decided, per row; tensors are [n]."""
+    """What a sweep decided, per row; tensors are [n] but for `unsettled`."""
 
     advance: Tensor  # positions that became final
     loose: Tensor  # whether one of them was accepted within tol, not to rounding
     accepted: Tensor  # the largest change among those; else 0
     largest: Tensor  # the largest change in the window
+    unsettled: Tensor  # [n, w], positions that the network sees anew: not final, or the last that became it
     overflows_here: Tensor  # whether the first position of the window is not finite
     overflows_beyond: Tensor  # whether only a later one is not finite
 
@@ -74,19 +82,21 @@ def judge(change: Tensor, still: Tensor, own: Tensor, method: Method, at_end: Te
     its inputs are. A position that is not finite is never final. Windows accept small changes. Without a
     width only positions that stand still are accepted, until all changes are small (Algorithm 1).
     """
-    finite = ~change.isnan()
-    small = still | (change <= method.tol)
-    if method.width is None:
-        small = still | ((small | ~own).all(1) & at_end)[:, None]
-    before = own.long().cumsum(1) == 0  # positions ahead of the window
-    skipped = before.sum(1)
-    run = (before | (small & own)).long().cumprod(1).sum(1) - skipped
-    last = (skipped + run).clamp_max(own.shape[1] - 1)[:, None]
-    advance = torch.minimum(run + finite.gather(1, last)[:, 0], own.sum(1))
-    place = torch.arange(own.shape[1], device=own.device) - skipped[:, None]
-    loose = (own & ~still & (place < advance[:, None] - 1)).any(1)
+    count = own.sum(1)
+    place = own.cumsum(1) - 1  # of each position in its row's window
+    lost = change.isnan()
+    flags = torch.stack((~still, ~(still | (change <= method.tol)), lost)) & own
+    moved, large, bad = torch.where(flags, place, count[:, None]).amin(-1)  # the first of each kind, or count
+    run = large if method.width is not None else torch.where((large == count) & at_end, count, moved)
+    advance = torch.minimum(run + 1, bad)
+    loose = moved < advance - 1
     accepted = torch.where(own & (place < run[:, None]) & loose[:, None], change, 0).amax(1)
-    largest = torch.where(own & finite, change, 0).amax(1)
-    bad = own & ~finite
-    here = (bad & (place == 0)).any(1)
-    return Decision(advance, loose, accepted, largest, here, bad.any(1) & ~here)
+    return Decision(
+        advance=advance,
+        loose=loose,
+        accepted=accepted,
+        largest=torch.where(own & ~lost, change, 0).amax(1),
+        unsettled=own & (place >= advance[:, None] - 1),
+        overflows_here=(bad == 0) & (count > 0),
+        overflows_beyond=(bad > 0) & (bad < count),
+    )

@@ -32,32 +32,15 @@ def data_errors(problem: str, advice: str) -> Iterator[None]:
 class DataConfig:
     """The images, which of them are for validation, and how they become square."""
 
-    source: str = ""
-    """An .npz file, a folder of images, a Hugging Face dataset id, or a folder that holds such a dataset."""
-
-    validation: float = 0.05
-    """Share of images held out for validation, if the source has no split of its own."""
-
-    split_seed: int = 0
-    """Seed that chooses the held-out images, and those that `limit` keeps."""
-
-    limit: int = 0
-    """Most training images to use, chosen by split_seed; 0: all. Validation is not affected."""
-
-    fit: Fit = "crop"
-    """How an image becomes square: crop its centre, stretch it, or pad it with black borders."""
-
-    image_column: str = ""
-    """Hugging Face datasets: the column of images; empty: found by its type."""
-
-    label_column: str = ""
-    """Hugging Face datasets: the column of class numbers; empty: found by its type."""
-
-    subset: str = ""
-    """Hugging Face datasets: the configuration, if there are several."""
-
-    revision: str = ""
-    """Datasets of the hub: commit, tag or branch; empty: the newest commit."""
+    source: str = ""  # An .npz file, a folder of images, or a Hugging Face dataset: its id or its folder.
+    validation: float = 0.05  # Share of images held out, if the source has no split of its own.
+    split_seed: int = 0  # Seed that chooses the held-out images, and those that `limit` keeps.
+    limit: int = 0  # Most training images to use, chosen by split_seed; 0: all. Validation is not affected.
+    fit: Fit = "crop"  # How an image becomes square: crop the centre, stretch, or pad with black borders.
+    image_column: str = ""  # Hugging Face datasets: the column of images; empty: found by its type.
+    label_column: str = ""  # Hugging Face datasets: the column of class numbers; empty: found by its type.
+    subset: str = ""  # Hugging Face datasets: the configuration, if there are several.
+    revision: str = ""  # Datasets of the hub: commit, tag or branch; empty: the newest commit.
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:

@@ -47,6 +47,8 @@ SUFFIXES = frozenset((
 ))
 # fmt: on
 
+GREY = ("1", "L", "LA")  # Pillow's modes
+
 CHUNK = 512  # images that are held in encoded form at a time
 
 
@@ -107,8 +109,9 @@ def decode_all(items: Iterable[tuple[str, Encoded]], rows: Rows, form: Form, sou
     Images that cannot be read are left out and named in `failed`. With form.size None all must have one
     size. With form.channels None the result is grey if all images are.
     """
-    stack, failed, kept = _Stack(len(rows), form, source), [], []
-    items, decode_one = iter(items), partial(_decode_or_reason, form=form)
+    images: list[Pixels] = []
+    failed, kept, channels, like, first = list[str](), list[int](), 0, form.like, "the training images are"
+    items, left, decode_one = iter(items), iter(rows), partial(_decode_or_reason, form=form)
     with (
         warnings.catch_warnings(),  # here, not in the threads: it changes the whole process
         ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
@@ -116,14 +119,29 @@ def decode_all(items: Iterable[tuple[str, Encoded]], rows: Rows, form: Form, sou
     ):
         warnings.filterwarnings("ignore", module="PIL")  # what matters is an error or checked here
         while chunk := list(islice(items, CHUNK)):
-            for (name, _), result in zip(chunk, pool.map(decode_one, chunk), strict=True):
-                if isinstance(result, str):
-                    failed.append(f"{name} ({result})")
-                else:
-                    stack.add(name, result)
-                    kept.append(rows[stack.filled + len(failed) - 1])
+            for (name, _), row, image in zip(chunk, left, pool.map(decode_one, chunk), strict=False):
+                if isinstance(image, str):
+                    failed.append(f"{name} ({image})")
+                    continue
+                height, width, colours = image.shape
+                if like is None:
+                    like, first = (height, width), f"{name} is"
+                if like != (height, width):
+                    raise DataError(
+                        f"{source}: {first} {like[1]} x {like[0]} pixels and {name} is {width} x {height}: "
+                        "ask for an image size, or give all images the same"
+                    )
+                if colours > channels:  # one colour image makes all of them colour
+                    channels = colours
+                    check_memory(len(rows) * image.size, f"{source} ({len(rows)} images)")
+                images.append(image)
+                kept.append(row)
             bar.update(len(chunk))
-    return Pictures(stack.pixels(), np.array(kept, dtype=np.int64), failed)
+    size = like or (form.size or 0,) * 2
+    pixels: Pixels = np.empty((len(images), channels or form.channels or 0, *size), dtype=np.uint8)
+    for i in reversed(range(len(images))):
+        pixels[i] = images.pop().transpose(2, 0, 1)  # and frees it: there is no second dataset
+    return Pictures(pixels, np.array(kept, dtype=np.int64), failed)
 
 
 def _decode_or_reason(item: tuple[str, Encoded], form: Form) -> Pixels | str:
@@ -136,37 +154,12 @@ def _decode_or_reason(item: tuple[str, Encoded], form: Form) -> Pixels | str:
         return one_line(error)
 
 
-class _Stack:
-    """Images [H, W, C] collected into one array [N, C, H, W]. One colour image makes all of them colour."""
-
-    def __init__(self, count: int, form: Form, source: str) -> None:
-        self.count, self.form, self.source, self.filled = count, form, source, 0
-        self.like, self.first = form.like, "the training images are"
-        self.buffer: Pixels | None = None
-
-    def add(self, name: str, image: Pixels) -> None:
-        height, width, channels = image.shape
-        if self.like is None:
-            self.like, self.first = (height, width), f"{name} is"
-        if self.like != (height, width):
-            raise DataError(
-                f"{self.source}: {self.first} {self.like[1]} x {self.like[0]} pixels and {name} is "
-                f"{width} x {height}: ask for an image size, or give all images the same"
-            )
-        if self.buffer is None or channels > self.buffer.shape[1]:
-            check_memory(self.count * image.size, f"{self.source} ({self.count} images)")
-            wider: Pixels = np.empty((self.count, channels, height, width), dtype=np.uint8)
-            if self.buffer is not None:
-                wider[: self.filled] = self.buffer[: self.filled]
-            self.buffer = wider
-        self.buffer[self.filled] = image.transpose(2, 0, 1)
-        self.filled += 1
-
-    def pixels(self) -> Pixels:
-        if self.buffer is None:
-            height, width = self.like or (self.form.size or 0,) * 2
-            return np.empty((0, self.form.channels or 0, height, width), dtype=np.uint8)
-        return self.buffer[: self.filled]
+def look(source: Encoded) -> tuple[int, int, int]:
+    """Width, height and channels (1 or 3) of an image, from its header; ValueError if it has none."""
+    if isinstance(source, np.ndarray):
+        return source.shape[1], source.shape[0], 1 if source.ndim == 2 else 3
+    with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as picture:
+        return *picture.size, 1 if picture.mode in GREY or picture.mode.startswith("I") else 3
 
 
 def decode(source: Encoded, form: Form) -> Pixels:
@@ -217,7 +210,7 @@ def flatten(picture: Image.Image) -> Image.Image:
         return Image.fromarray(((values + 128) // 257).astype(np.uint8))  # 65535 / 257 = 255
     if picture.mode == "F":
         raise ValueError("float pixels have no known range: save it with 8 or 16 bit")
-    grey = picture.mode in ("1", "L", "LA")
+    grey = picture.mode in GREY
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)

@@ -135,9 +135,7 @@ def choices(
 ) -> list[list[Choice]]:
     """Per block the methods of the profile with their predicted seconds, and sequential decoding last."""
     labels = flow.every_label(n)
-    context = (
-        None if context is None else context.expand(n, -1) if context.ndim == 1 else context[:1].expand(n, -1)
-    )
+    context = None if context is None else context.reshape(-1, context.shape[-1])[:1].expand(n, -1)
     z = flow.to_prior(flow.noise(n, 0))
     options = {} if clock is None else {"clock": clock}
     found = []
@@ -146,9 +144,11 @@ def choices(
         for block, cells in zip(stack, entry.blocks, strict=True):
             costs = costs_of(block, z, **options)
             exact = Choice(Method(width=1, unit=flow.default_unit), costs.sequential(n), 0.0)
-            known = (c for c in cells if c.init != "calibrated" or block.guess is not None)
-            swept = (Choice(c.method, costs.swept(c.width, c.sweeps, n), c.deviation) for c in known)
-            found.append([*(c for c in swept if c.seconds < exact.seconds), exact])
+            known = [c for c in cells if c.init != "calibrated" or block.guess is not None]
+            usable = (c for c in known if c.precision == "float32" or costs.rough)
+            seconds = ((c, costs.swept(c.width, c.sweeps, n, c.guess_sweeps)) for c in usable)
+            swept = (Choice(c.method, took, c.deviation) for c, took in seconds if took < exact.seconds)
+            found.append([*swept, exact])
     return found
 
 

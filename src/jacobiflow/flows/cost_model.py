@@ -49,20 +49,21 @@ class Costs:
     widths: tuple[int, ...]  # ascending; the last is the whole sequence
     alone: tuple[float, ...]  # one sweep of one row, by width
     together: tuple[float, ...]  # one sweep of all rows, by width
+    rough: float = 0.0  # one whole sweep of all rows in bfloat16; 0: there is none
 
     def sequential(self, n: int) -> float:
         """Seconds of sequential decoding of n samples."""
         return self.position * (self.length - 1) * n / self.rows
 
-    def swept(self, width: int | None, sweeps: Sequence[int], n: int) -> float:
-        """Seconds for n samples, whose sweeps are distributed as these.
+    def swept(self, width: int | None, sweeps: Sequence[int], n: int, guess: Sequence[int] = ()) -> float:
+        """Seconds for n samples, whose sweeps, and sweeps in bfloat16 before them, are distributed as these.
 
         Samples that are done leave the batch, so a sweep costs as much as the samples that still move.
         """
         i = len(self.widths) - 1 if width is None else self.widths.index(min(width, self.widths[-1]))
         one, every = self.alone[i], self.together[i]
         per_row = (every - one) / max(self.rows - 1, 1)
-        total = 0.0
+        total = self.rough * sum(guess) / max(len(guess), 1)
         for count in range(max(sweeps, default=0)):
             share = sum(s > count for s in sweeps) / len(sweeps)  # of samples that need another sweep
             likely = 1 - (1 - share) ** self.rows  # that any sample of the batch does
@@ -81,20 +82,17 @@ def costs_of(block: Block, z: Tensor, *, clock: Clock = time.perf_counter) -> Co
     key = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:32]
     with _lock:
         if key not in _known:
-            _known[key] = _stored(key) or _keep(key, measure(block, z[:rows], clock))
+            _known[key] = _kept(key, partial(measure, block, z[:rows], clock))
         return _known[key]
 
 
-def _stored(key: str) -> Costs | None:
+def _kept(key: str, make: Callable[[], Costs]) -> Costs:
+    """Costs from the cache folder; new ones are kept there."""
     folder = own_folder("costs")
     with suppress(OSError, ValueError):
         if folder is not None:
             return build(Costs, parse_json(read_own(folder / f"{key}.json").decode()), "costs")
-    return None
-
-
-def _keep(key: str, costs: Costs) -> Costs:
-    folder = own_folder("costs")
+    costs = make()
     with suppress(OSError):  # measured again next time
         if folder is not None:
             write_own(folder / f"{key}.json", json.dumps(asdict(costs)).encode())
@@ -107,12 +105,9 @@ def measure(block: Block, z: Tensor, clock: Clock = time.perf_counter) -> Costs:
     n, length, _ = z.shape
     widths = (*(w for w in WIDTHS if w < length), length)
     every = block.select(torch.arange(n, device=z.device))
+    one = block.select(torch.zeros(1, dtype=torch.long, device=z.device))
     together = _sweep_seconds(every, z, widths, clock)
-    alone = together
-    if n > 1:
-        alone = _sweep_seconds(
-            block.select(torch.zeros(1, dtype=torch.long, device=z.device)), z[:1], widths, clock
-        )
+    alone = together if n == 1 else _sweep_seconds(one, z[:1], widths, clock)
     return Costs(
         rows=n,
         length=length,
@@ -120,7 +115,16 @@ def measure(block: Block, z: Tensor, clock: Clock = time.perf_counter) -> Costs:
         widths=widths,
         alone=tuple(alone),
         together=tuple(together),
+        rough=_rough_seconds(one, z[:1], clock) * together[-1] / (alone[-1] or 1.0),
     )
+
+
+def _rough_seconds(block: Block, z: Tensor, clock: Clock) -> float:
+    """One whole sweep in bfloat16; 0 if the backend has none."""
+    engine, x = block.engine.rough(), z.nan_to_num(0)
+    if engine is None or z.shape[1] == 1:
+        return 0.0
+    return _best(lambda: engine.inverse(z[:, 1:], engine.params(x, 1, z.shape[1] - 1, None)), clock)
 
 
 def _position_seconds(block: Block, z: Tensor, clock: Clock) -> float:
@@ -131,8 +135,7 @@ def _position_seconds(block: Block, z: Tensor, clock: Clock) -> float:
     while True:
         start = (length - steps + 1) // 2  # in the middle of the sequence
         cache = _filled(block, x, start)
-        work = partial(engine.solve, x.clone(), z, slope, start, start + steps, cache)
-        seconds = _best(work, clock)
+        seconds = _best(partial(engine.solve, x.clone(), z, slope, start, start + steps, cache), clock)
         if seconds >= ENOUGH_SECONDS or steps == length - 1:
             return seconds / steps
         steps = min(4 * steps, length - 1)
@@ -145,10 +148,8 @@ def _sweep_seconds(block: Block, z: Tensor, widths: Sequence[int], clock: Clock)
         if found and clock() - began > BUDGET_SECONDS:
             found.append(found[-1] * width / widths[len(found) - 1])
             continue
-        start = 1 if width == length else max(length // 2, 1)
-        rows = Rows.start(
-            z, z[:, :1], z.new_zeros(n, 1, dim), z.nan_to_num(0), 0 if width == length else width
-        )
+        start, padding = (1, 0) if width == length else (max(length // 2, 1), width)
+        rows = Rows.start(z, z[:, :1], z.new_zeros(n, 1, dim), z.nan_to_num(0), padding)
         rows.frontier.fill_(start)
         batch = Batch(block, rows, _filled(block, rows.x, start), width)
         look, frontier = rows.look(), rows.frontier.clone()

@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial, wraps
 from pathlib import Path
 from reprlib import repr as short
@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Block, Conditioner
@@ -23,6 +22,7 @@ from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.method import Init, Method, Plan, Unit
 from jacobiflow.core.noise import row_noise
+from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import (
     BlockStats,
     Decoded,
@@ -40,8 +40,8 @@ from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.nonfinite import warn_of_nonfinite
 from jacobiflow.flows.plans import resolve_plan
 from jacobiflow.flows.profile import Profile
-from jacobiflow.flows.residual import checked
-from jacobiflow.flows.weights import Group, Watch, Watched, digest, tensors_of
+from jacobiflow.flows.residual import PROBES, checked, warn_if_loose
+from jacobiflow.flows.weights import Group, MemoModule, WeightMemo, digest, tensors_of
 from jacobiflow.kernels.backend import Backend, bind
 from jacobiflow.kernels.threads import torch_single_threaded
 
@@ -51,7 +51,7 @@ P = ParamSpec("P")
 
 
 class NonfiniteError(JacobiflowError, ValueError):
-    """Weights or context that are not finite: no decoder can make anything of them."""
+    """Weights or context that are not finite."""
 
 
 def _with_weights(method: Callable[Concatenate[Flow, P], R]) -> Callable[Concatenate[Flow, P], R]:
@@ -87,10 +87,11 @@ class Flow(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self._watch = Watch()
+        self._memo = WeightMemo()
         self._version = 0  # of the weights
         self._fingerprint = (-1, "")  # of the weights of that version
         self.auto_plans: dict[Any, Plan] = {}  # what "auto" chose, by setting
+        self._probed: set[Any] = set()  # settings with a tol by hand whose residual was looked at
 
     # What a family defines
 
@@ -122,7 +123,7 @@ class Flow(nn.Module, ABC):
     ) -> tuple[Conditioner, Bijector]:
         """The conditioner of block k for n rows, with all that is bound to them, and its elementwise map."""
 
-    def stretch(self) -> Tensor | float:
+    def data_log_det(self) -> Tensor | float:
         """log |dx/dseq| of `from_sequence`, the same for every sample."""
         return 0.0
 
@@ -178,7 +179,7 @@ class Flow(nn.Module, ABC):
         return Encoded(z=seq.reshape(len(x), *self.latent_shape), log_det=log_det)
 
     def _encode(self, seq: Tensor, condition: Tensor | None, guidance: Guidance) -> tuple[Tensor, Tensor]:
-        log_det = seq.new_zeros(len(seq)) - self.stretch()
+        log_det = seq.new_zeros(len(seq)) - self.data_log_det()
         for k in range(len(self.blocks)):
             seq, slope = bind(*self.bind(k, len(seq), condition, guidance), self.order(k), "torch").forward(
                 seq
@@ -273,18 +274,19 @@ class Flow(nn.Module, ABC):
             to a tight one.
         watch: called after every sweep with a `Sweep`, its x in the order of the data, so that
             `from_sequence` makes a picture of it.
-        warn: give one RuntimeWarning if samples are not finite, with their number and what to do. False is
-            for callers that look at `stats` themselves.
+        warn: give one RuntimeWarning if samples are not finite, with their number and what to do, and one per
+            setting if the given tol leaves large residuals. False is for callers that look at `stats`.
         """
         arguments.tensor("z", z, next(self.parameters()))
         if tuple(z.shape[1:]) != self.latent_shape:
             raise ValueError(f"z must be [N, {_dims(self.latent_shape)}], not {list(z.shape)}")
         self._refuse_type("z", z)
+        given = tol
         if differentiable and tol is None and plan in (None, "uniform", "selective"):
             plan, tol = plan or "selective", GRADIENT_TOL[z.dtype]
         guide = Guidance.of(guidance)
         self.refuse_nonfinite()
-        self._condition(len(z), labels, context)  # raises if they do not fit
+        condition = self._condition(len(z), labels, context)
         methods = self.plan(
             plan,
             tol=tol,
@@ -298,6 +300,7 @@ class Flow(nn.Module, ABC):
         began = time.perf_counter()
         with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()), torch_single_threaded(z):
             bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide, backend=backend)
+            guide.refuse_idle(labels)
             solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
             seq, log_det, stats = self._decode(z, methods, bound, solve)
             x = self.from_sequence(seq)
@@ -305,17 +308,18 @@ class Flow(nn.Module, ABC):
         residual = None
         if check:
             with torch.no_grad():
-                again, _ = self._encode(seq.detach(), self._condition(len(z), labels, context), guide)
+                again, _ = self._encode(seq.detach(), condition, guide)
             stats, residual = checked(stats, z, again.reshape(z.shape))
         if warn:
             warn_of_nonfinite(x, z, guide)
+            self._probe(given, methods, z, x, condition, guide)
         found = Stats(blocks=stats, seconds=seconds, residual=residual, plan=methods)
         return Decoded(x=x, log_det=log_det, stats=found)
 
     def _decode(
         self, z: Tensor, plan: Plan, blocks: list[Block], solve: Callable[..., Decoded]
     ) -> tuple[Tensor, Tensor, tuple[BlockStats, ...]]:
-        seq, log_det = self.to_prior(z), z.new_zeros(len(z)) + self.stretch()
+        seq, log_det = self.to_prior(z), z.new_zeros(len(z)) + self.data_log_det()
         var = self.prior_var()
         if var is not None:
             log_det = log_det + 0.5 * var.log().sum()
@@ -329,6 +333,25 @@ class Flow(nn.Module, ABC):
             seq, log_det = x, log_det + slope
             stats.append(out.stats.blocks[0])
         return seq, log_det, tuple(stats)
+
+    def _probe(
+        self,
+        tol: float | None,
+        plan: Plan,
+        z: Tensor,
+        x: Tensor,
+        condition: Tensor | None,
+        guidance: Guidance,
+    ) -> None:
+        """Look at the residual of a few samples where tol is given by hand, once per setting."""
+        if not tol or not len(z) or (plan, guidance) in self._probed:
+            return
+        self._probed.add((plan, guidance))
+        z, x = z[: min(PROBES, len(x))].detach(), x[:PROBES].detach()
+        condition = None if condition is None else condition[: len(z)]
+        with torch.no_grad():
+            again, _ = self._encode(self.to_sequence(x), condition, guidance)
+        warn_if_loose(tol, z, again.reshape(z.shape))
 
     @property
     def sequence_shape(self) -> tuple[int, int]:
@@ -375,11 +398,18 @@ class Flow(nn.Module, ABC):
         return (default, *(init for init in others if init != default))
 
     def fingerprint(self) -> str:
-        """Names config and weights; the same for every dtype and device. Read again when a weight changed."""
+        """Identifies config and weights; the same for every dtype and device.
+
+        Fields of the config at their default do not count, so that a new field changes no fingerprint. The
+        noise of training does not count either: decoding does not depend on it.
+        """
         version = self.refuse_nonfinite()
         if self._fingerprint[0] != version:
             tensors = {name: t.float() for name, t in self.state_dict().items()}
-            self._fingerprint = version, digest(tensors, self.family, repr(self.config))
+            kept = (f for f in fields(self.config) if f.compare)
+            values = {f.name: (getattr(self.config, f.name), f.default) for f in kept}
+            own = {name: value for name, (value, default) in values.items() if value != default}
+            self._fingerprint = version, digest(tensors, self.family, repr(own))
         return self._fingerprint[1]
 
     def every_label(self, n: int) -> Tensor | None:
@@ -405,10 +435,8 @@ class Flow(nn.Module, ABC):
         backend: Backend | None = None,
         batch_size: int | None = None,
         progress: bool = False,
-        warn: bool = True,
-        **options: Any,
     ) -> Decoded:
-        """Decode fresh noise; options are those of `decode`.
+        """Decode fresh noise; for the options that are not described here see `decode`.
 
         seed: sample i depends on (seed, i) only. Default: torch's global generator, or `generator`.
         denoise: see `denoise`. batch_size: samples that are decoded at a time. Default: all of them.
@@ -416,32 +444,35 @@ class Flow(nn.Module, ABC):
         """
         z = self.noise(n, seed, generator=generator)
         size = max(n, 1) if batch_size is None else arguments.as_int("batch_size", batch_size, 1)
-        self._condition(n, labels, context)  # raises if they do not fit
-        if plan in (None, "auto") and tol is None and init is None and not options.get("differentiable"):
+        condition = self._condition(n, labels, context)
+        guide = Guidance.of(guidance)
+        if plan in (None, "auto") and tol is None and init is None:  # the same plan for every batch
             some = slice(min(n, size))
-            auto = {"context": _part(context, some, 2), "guidance": Guidance.of(guidance), "backend": backend}
+            auto = {"context": _part(context, some, 2), "guidance": guide, "backend": backend}
             plan, max_deviation = self.plan("auto", max_deviation=max_deviation, n=some.stop, **auto), None
-        parts = []
-        for rows in tqdm([slice(i, i + size) for i in range(0, max(n, 1), size)], disable=not progress):
-            label, given = _part(labels, rows, 1), _part(context, rows, 2)
-            out = self.decode(
-                z[rows],
-                plan,
-                labels=label,
-                context=given,
-                tol=tol,
-                init=init,
-                max_deviation=max_deviation,
-                guidance=guidance,
-                on_failure=on_failure,
-                backend=backend,
-                warn=False,
-                **options,
-            )
-            parts.append(replace(out, x=self.denoise(out.x, labels=label)) if denoise else out)
+        parts: list[Decoded] = []
+        with progress_bar(desc="sampling", unit=" samples", total=n, disable=not progress) as bar:
+            for rows in (slice(i, i + size) for i in range(0, max(n, 1), size)):
+                label = _part(labels, rows, 1)
+                out = self.decode(
+                    z[rows],
+                    plan,
+                    labels=label,
+                    context=_part(context, rows, 2),
+                    tol=tol,
+                    init=init,
+                    max_deviation=max_deviation,
+                    guidance=guide,
+                    on_failure=on_failure,
+                    backend=backend,
+                    warn=False,
+                )
+                if not parts and out.stats.plan is not None:
+                    self._probe(tol, out.stats.plan, z, out.x, condition, guide)
+                parts.append(replace(out, x=self.denoise(out.x, labels=label)) if denoise else out)
+                bar.update(len(out.x))
         found = joined(parts)
-        if warn:
-            warn_of_nonfinite(found.x, z, guidance)
+        warn_of_nonfinite(found.x, z, guide)
         return found
 
     def denoise(self, x: Tensor, labels: int | Tensor | None = None) -> Tensor:
@@ -492,7 +523,7 @@ class Flow(nn.Module, ABC):
         return None
 
     def _refuse_type(self, name: str, value: Tensor) -> None:
-        """Numbers of another type than the weights have: neither is cast behind the caller's back."""
+        """Refuse a dtype other than that of the weights: nothing is cast silently."""
         own = next(self.parameters()).dtype
         if value.dtype != own and not torch.is_autocast_enabled(value.device.type):
             mine, its = (str(t).removeprefix("torch.") for t in (own, value.dtype))
@@ -501,20 +532,17 @@ class Flow(nn.Module, ABC):
             )
 
     def refuse_nonfinite(self) -> int:
-        """Raise if a weight is not finite; looks again only after a weight has changed.
-
-        Returns a number that is another one then.
-        """
-        return self._watch.fresh_groups(self._groups(), self._seen_finite)
+        """Raise if a weight is not finite. Returns a version number that changes with the weights."""
+        return self._memo.fresh_groups(self._groups(), self._seen_finite)
 
     def with_weights(self, use: Callable[[], R]) -> R:
-        """use() on the weights as they are now; they are read once, by nobody inside it."""
-        return self._watch.solve(self._groups(), self._seen_finite, lambda _: use())
+        """use() on the weights as they are now, which are read once for the whole call."""
+        return self._memo.solve(self._groups(), self._seen_finite, lambda _: use())
 
     def _groups(self) -> Iterator[Group]:
         """The tensors of each block, and the flow's own."""
         for block in self.blocks:
-            yield block.watch if isinstance(block, Watched) else None, tensors_of(block)
+            yield block.memo if isinstance(block, MemoModule) else None, tensors_of(block)
         own = (*self._parameters.values(), *self._buffers.values())
         yield None, (t for t in own if t is not None)
 
@@ -529,7 +557,7 @@ class Flow(nn.Module, ABC):
         var = self.prior_var()
         if var is not None and not bool((var.isfinite() & (var > 0)).all()):
             raise NonfiniteError("the prior variance has non-finite or non-positive values")
-        if not math.isfinite(self.stretch()):
+        if not math.isfinite(self.data_log_det()):
             raise NonfiniteError("the linear map next to the data is singular or has non-finite values")
         self._version += 1
         return self._version

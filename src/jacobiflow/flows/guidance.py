@@ -14,6 +14,7 @@ from jacobiflow.core.networks import TransformerNetwork
 from jacobiflow.flows.arguments import number
 from jacobiflow.kernels.compile import COMPILED, compiled
 
+IDLE = "give labels, or another temperature such as jf.Guidance(1.5, attn_temp=1.5)"
 LARGEST = 1e6  # of weights and temperatures: float32 overflows long before they end
 
 
@@ -48,6 +49,12 @@ class Guidance:
     def of(cls, value: float | Guidance) -> Guidance:
         """The `guidance` argument of a flow, which may be a weight."""
         return value if isinstance(value, Guidance) else cls(value)
+
+    def refuse_idle(self, labels: int | Tensor | None, fix: str = IDLE) -> None:
+        """Raise if it would double the cost and change nothing, because both branches are the same."""
+        unlabelled = labels is None or (isinstance(labels, int) and labels == -1)
+        if unlabelled and self.weight and self.attn_temp == 1:
+            raise ValueError(f"guidance without labels changes nothing at attn_temp 1: {fix}")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from jacobiflow.core.block import Cache, Start, take
 from jacobiflow.core.networks import BoundNetwork, MaskedNetwork, Stage
-from jacobiflow.flows.weights import Watched, tensors_of
+from jacobiflow.flows.weights import MemoModule, tensors_of
 
 Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -172,7 +172,7 @@ class MaskedConditioner:
             cache.update(x, start - 1, start + width - 1, start, width)
             return cache.theta(start, start + width)
         # One rectangle for all rows, from the lowest position to the highest: then each takes its own window.
-        low, high = (int(v) for v in torch.stack(start.aminmax()))
+        low, high = torch.stack(start.aminmax()).tolist()
         high = min(high + width, self.length)
         cache.update(x, low - 1, high - 1, start, width)
         return take(cache.theta(low, high), start - low, width)
@@ -181,7 +181,7 @@ class MaskedConditioner:
         return self.forward(x[..., 0], self.context)
 
 
-class MaskedMLP(Watched):
+class MaskedMLP(MemoModule):
     """Parameters [n, T, P] of T positions, those of position t a function of x_{<t} and context.
 
     hidden: plain layers of these widths; with `residual`, a first layer and then residual blocks
@@ -235,7 +235,7 @@ class MaskedMLP(Watched):
 
     def pack(self) -> MaskedNetwork:
         """The network for decoding; made again only when a weight has changed."""
-        return self.watch.fresh(tensors_of(self), self._pack)
+        return self.memo.fresh(tensors_of(self), self._pack)
 
     def _pack(self) -> MaskedNetwork:
         stages = []

@@ -7,13 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from jacobiflow.core.results import nonfinite_rows
 from jacobiflow.core.warn import warn_caller
 from jacobiflow.flows.guidance import Guidance
-
-
-def nonfinite_rows(x: Tensor) -> Tensor:
-    """Which samples of x [N, ...] hold a number that is not finite: [N] bool, on the CPU."""
-    return ~x.detach().isfinite().flatten(1).all(1).cpu()
 
 
 def describe(lost: int, n: int, advice: str) -> str:

@@ -8,15 +8,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jacobiflow.core.description import description
+from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.tarflow import TarFlow
+
+PLAIN = "plain loop"  # its name beside those of plans
+
+
+def has_plain_loop(flow: Flow, guidance: Guidance) -> bool:
+    """Whether `plain_tarflow` decodes this flow."""
+    return type(flow) is TarFlow and not flow.config.volume_preserving and not guidance.weight
 
 
 @torch.inference_mode()
-def plain_tarflow(flow: TarFlow, z: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Sequential decoding as the public code does it: one position a step, keys and values concatenated.
+def plain_tarflow(flow: Flow, z: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Sequential decoding as the public code does it: one position per step, keys and values concatenated.
 
-    torch's attention and no cost beyond the concatenation.
+    It uses torch's attention, and has no cost beyond the concatenation. A flow whose network is not the
+    transformer that is written out here is refused.
     """
+    if description(flow.bind(0, len(z), None, Guidance())[0]) is None:
+        raise ValueError(
+            "the plain loop knows the standard transformer of TarFlow only: compare with 'sequential'"
+        )
     x = z * flow.get_buffer("var").sqrt()
     for k in reversed(range(len(flow.blocks))):
         x = x.flip(1) if k % 2 else x
@@ -47,6 +62,5 @@ def _plain_block(block: Any, z: Tensor, labels: Tensor | None) -> Tensor:
             out = F.scaled_dot_product_attention(q, keys[i], values[i])
             h = h + layer.proj(out.transpose(1, 2).reshape(n, 1, -1))
             h = h + layer.down(F.gelu(layer.up(layer.norm2(h))))
-        a, b = block.proj_out(h)[:, 0].chunk(2, dim=-1)
-        x[:, t + 1] = z[:, t + 1] * a.exp() + b
+        x[:, t + 1 : t + 2], _ = block.bijector.inverse(z[:, t + 1 : t + 2], block.proj_out(h))
     return x

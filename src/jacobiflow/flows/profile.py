@@ -20,7 +20,7 @@ from torch import Tensor
 from jacobiflow.core.block import Block
 from jacobiflow.core.decode import decode
 from jacobiflow.core.files import read_text, write_text
-from jacobiflow.core.method import Init, Method, Unit
+from jacobiflow.core.method import Init, Method, Precision, Unit
 from jacobiflow.core.records import RecordError, build, parse_json
 from jacobiflow.flows.guidance import Guidance
 
@@ -40,6 +40,7 @@ WINDOW_TOLS = (1.0, 0.2, 0.02, 0.002)  # windows deviate more at equal tol
 FINEST = 0.002  # a deviation, in the same unit, below which a tighter tolerance is not measured
 
 SEQUENTIAL = Method(width=1)
+SETTINGS = ("width", "tol", "init", "unit", "precision")  # of a method, in a cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +53,12 @@ class Cell:
     unit: Unit
     sweeps: tuple[int, ...]  # per noise, in ascending order
     deviation: float  # the largest |x - exact| of all noises; MAF: in standard deviations of the feature
+    precision: Precision = "float32"
+    guess_sweeps: tuple[int, ...] = ()  # per noise, in bfloat16
 
     @property
     def method(self) -> Method:
-        return Method(width=self.width, tol=self.tol, init=self.init, unit=self.unit)
+        return Method(**{name: getattr(self, name) for name in SETTINGS})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,11 +154,12 @@ def measure_profile(
 
 def _methods(flow: Flow) -> Iterator[list[Method]]:
     """Ladders of methods, the loosest tolerance of each width first."""
-    for width in WIDTHS:
-        if width is None or width < flow.sequence_shape[0]:
-            tols = WHOLE_TOLS if width is None else WINDOW_TOLS
-            methods = (Method(width=width, tol=float(f"{t * flow.default_deviation:.3g}")) for t in tols)
-            yield [m.resolved(flow.default_unit, calibrated=flow.guesses() is not None) for m in methods]
+    calibrated, default = flow.guesses() is not None, flow.default_deviation
+    mixed = [Method(precision="mixed")] * (flow.default_unit == "absolute")
+    for base in (*(Method(width=w) for w in WIDTHS), *mixed):
+        if base.width is None or base.width < flow.sequence_shape[0]:
+            tols = [float(f"{t * default:.3g}") for t in (WINDOW_TOLS if base.width else WHOLE_TOLS)]
+            yield [replace(base, tol=t).resolved(flow.default_unit, calibrated=calibrated) for t in tols]
 
 
 class _Study:
@@ -177,6 +181,8 @@ class _Study:
         """The cells of block i, and how many were left out because the deadline had passed."""
         cells: list[Cell] = []
         for k, ladder in enumerate(ladders):
+            if ladder[0].precision == "mixed" and self.stack[i].engine.rough() is None:
+                continue
             for j, method in enumerate(ladder):
                 if cells and perf_counter() > deadline:
                     return cells, sum(map(len, ladders[k:])) - j
@@ -188,20 +194,14 @@ class _Study:
     def cell(self, i: int, method: Method) -> Cell:
         """Block i by `method`, all later ones exactly."""
         out = decode(self.stack[i], self.inputs[i], method)
-        seq = out.x
-        for block in self.stack[i + 1 :]:
-            seq = decode(block, seq, SEQUENTIAL).x
+        seq = solve(self.stack[i + 1 :], out.x, (SEQUENTIAL,) * (len(self.stack) - i - 1))
         found = deviation(self.flow.from_sequence(seq), self.exact, self.unit)
-        sweeps = tuple(sorted(out.stats.blocks[0].sweeps.tolist()))
-        assert method.init is not None
-        assert method.unit is not None
+        stats = out.stats.blocks[0]
         return Cell(
-            width=method.width,
-            tol=method.tol,
-            init=method.init,
-            unit=method.unit,
-            sweeps=sweeps,
+            **{name: getattr(method, name) for name in SETTINGS},
+            sweeps=tuple(sorted(stats.sweeps.tolist())),
             deviation=min(found, torch.finfo(torch.float64).max),
+            guess_sweeps=tuple(sorted(stats.guess_sweeps.tolist())) if method.precision == "mixed" else (),
         )
 
 

@@ -12,6 +12,19 @@ from torch import Tensor
 from jacobiflow.core.results import BlockStats, Status
 from jacobiflow.core.warn import warn_caller
 
+LARGE = 0.25  # standard deviations of the noise; images then look different from exact ones
+PROBES = 4  # samples that are looked at
+
+
+def warn_if_loose(tol: float, z: Tensor, again: Tensor) -> None:
+    """One warning, at the caller's line, if residuals |again - z| of samples of z [n, ...] are large."""
+    largest = float((again - z).abs().nan_to_num(0.0, posinf=0.0).max())
+    if largest > LARGE:
+        warn_caller(
+            f"tol {tol:g} is loose for this flow, |encode(x) - z| reaches {largest:.2g} in {len(z)} samples: "
+            "lower tol, or leave it out and use max_deviation"
+        )
+
 
 def checked(blocks: Sequence[BlockStats], z: Tensor, again: Tensor) -> tuple[tuple[BlockStats, ...], Tensor]:
     """The stats of z [N, ...] as far as the residual bears them out, and the residual max |again - z| [N].

@@ -6,7 +6,7 @@ Zhai et al., 2024, Normalizing Flows are Capable Generative Models.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 import torch
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Unit
+from jacobiflow.core.noise import Noise
 from jacobiflow.flows.arguments import as_int, instance, number
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, Guided
 from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, TransformerConditioner
-from jacobiflow.flows.weights import Watched, check_size, linear_shapes, tensors_of
+from jacobiflow.flows.weights import MemoModule, check_size, linear_shapes, tensors_of
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ T = TypeVar("T")
 class TarFlowConfig:
     """The shape of a TarFlow and the noise that it was trained with.
 
-    Sequence length is (image_size / patch_size)^2, numbers a position image_channels * patch_size^2.
+    The sequence has (image_size / patch_size)^2 positions of image_channels * patch_size^2 numbers.
     num_classes 0 is an unconditional model. noise_std is the Gaussian noise of training, on images
     in [-1, 1], that `denoise` removes; 0 means that training dequantised instead.
     """
@@ -43,6 +44,7 @@ class TarFlowConfig:
     num_classes: int = 0
     volume_preserving: bool = False
     noise_std: float = 0.0
+    noise: Noise | None = field(default=None, repr=False, compare=False)  # of training; None: unknown
 
     def __post_init__(self) -> None:
         for name in (
@@ -72,7 +74,7 @@ class TarFlowConfig:
 
     @property
     def dim(self) -> int:
-        """Numbers a position."""
+        """Numbers per position."""
         return self.image_channels * self.patch_size**2
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -99,7 +101,7 @@ class TarFlowConfig:
             yield from linear_shapes(f"blocks.{k}.proj_out", w, out)
 
 
-class PatchBlock(Watched):
+class PatchBlock(MemoModule):
     """The weights of one block: parameters of position t from the transformer's output at t - 1."""
 
     def __init__(self, config: TarFlowConfig) -> None:
@@ -122,7 +124,7 @@ class PatchBlock(Watched):
 
     def reuse(self, make: Callable[[], T]) -> T:
         """What `make` makes of the weights; made again only when one of them has changed."""
-        return self.watch.fresh(tensors_of(self), make)
+        return self.memo.fresh(tensors_of(self), make)
 
     def condition(self, labels: Tensor | None) -> Tensor | None:
         """What labels [n] add to the inputs, [n or 1, 1, width]; None and -1 are the mean class."""

@@ -74,8 +74,10 @@ class KVCache:
 class TransformerConditioner:
     """theta_t from the transformer's output at input t - 1; that of position 0 is zero: the identity.
 
-    weights: a module with proj_in, pos_embed, net (a `CausalTransformer`), proj_out and reuse(make), which
-        keeps what a backend makes of its parameters until they change.
+    A subclass with another position embedding overrides `place`.
+
+    weights: a module with proj_in, pos_embed (or None), net (a `CausalTransformer`), proj_out and
+        reuse(make), which keeps what a backend makes of its parameters until they change.
     condition: [n or 1, 1, width], added to the inputs; None: nothing.
     temperature: [n or 1], attention logits are divided by it; None: 1.
     skip: how many of the nearest inputs, its own the first, a position does not attend to; for analysis.
@@ -101,13 +103,20 @@ class TransformerConditioner:
         return (*own, *(() if self.condition is None else (self.condition,)))
 
     def new_cache(self, n: int) -> KVCache:
-        net, like = self.weights.net, self.weights.pos_embed
+        net, like = self.weights.net, self.weights.proj_in.weight
         shape = (len(net.layers), n, net.width // net.head_dim, net.length, net.head_dim)
         return KVCache(like.new_zeros(shape), like.new_zeros(shape))
 
     def first(self, n: int) -> Tensor:
         out = self.weights.proj_out
         return out.weight.new_zeros(n, 1, out.out_features)  # type: ignore[no-any-return]
+
+    def place(self, q: Tensor, k: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [n, heads, s, head_dim] of inputs [s] or [n, s], which count from 0.
+
+        The cache holds the keys that it returns.
+        """
+        return q, k
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         assert isinstance(cache, KVCache)
@@ -123,10 +132,12 @@ class TransformerConditioner:
         if length == 1:
             return self.first(n)
         mask = self._causal(0, length - 1, x.device) if self.skip else None
-        h = self.weights.net(
-            self._inputs(x, 1, length - 1),
-            lambda _, q, k, v: self._attention(q, k, v, mask, causal=length > 2),
-        )
+        inputs = torch.arange(length - 1, device=x.device)
+
+        def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self._attention(*self.place(q, k, inputs), v, mask, causal=length > 2)
+
+        h = self.weights.net(self._inputs(x, 1, length - 1), attend)
         return torch.cat((self.first(n).to(h), self.weights.proj_out(h)), 1)
 
     def describe(self) -> TransformerNetwork | None:
@@ -136,18 +147,19 @@ class TransformerConditioner:
     def _inputs(self, x: Tensor, start: Start, width: int) -> Tensor:
         """The network's inputs start - 1 .. start + width - 2, [n, width, W]; input T - 2 is repeated."""
         w, last = self.weights, x.shape[1] - 1
-        h = w.proj_in(take(x[:, :last], start - 1, width)) + take(
-            w.pos_embed[None, :last].expand(len(x), -1, -1), start - 1, width
-        )
+        h = w.proj_in(take(x[:, :last], start - 1, width))
+        if w.pos_embed is not None:
+            h = h + take(w.pos_embed[None, :last].expand(len(x), -1, -1), start - 1, width)
         return h if self.condition is None else h + self.condition  # type: ignore[no-any-return]
 
     def _in_order(self, start: int, width: int, cache: KVCache) -> Attend:
         """Attention of one window for all rows."""
         first, end = start - 1, start + width - 1
         mask = self._causal(first, end, cache.k.device) if self.skip or (first and width > 1) else None
+        inputs = torch.arange(first, end, device=cache.k.device)
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = cache.k[i], cache.v[i]
+            (q, k), keys, values = self.place(q, k, inputs), cache.k[i], cache.v[i]
             keys[:, :, first:end], values[:, :, first:end] = k, v
             return self._attention(q, keys[:, :, :end], values[:, :, :end], mask, causal=width > 1)
 
@@ -163,7 +175,7 @@ class TransformerConditioner:
         )  # [n, 1, width, T]
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            slots = inputs[:, None, :, None].expand_as(k)
+            (q, k), slots = self.place(q, k, inputs), inputs[:, None, :, None].expand_as(k)
             keys, values = cache.k[i].scatter_(2, slots, k), cache.v[i].scatter_(2, slots, v)
             return self._attention(q, keys, values, mask, causal=False)
 
@@ -192,7 +204,7 @@ def describe(weights: Any, condition: Tensor | None, temperature: Tensor | None)
         return None
     if not all(_is_layer(layer, net.width, net.head_dim) for layer in layers):
         return None
-    if weights.pos_embed.shape != (net.length, net.width):
+    if weights.pos_embed is None or weights.pos_embed.shape != (net.length, net.width):
         return None
     return TransformerNetwork(
         proj_in=_linear(weights.proj_in),

@@ -1,4 +1,4 @@
-"""Weights as data: what shapes they have, whether they fit, and whether they have changed."""
+"""Weights as data: their shapes, whether they fit into memory, and whether they have changed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-Group = tuple["Watch | None", Iterable[Tensor]]  # tensors, and who else watches them
+Group = tuple["WeightMemo | None", Iterable[Tensor]]  # tensors, and another memo of the same ones
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What was made of some tensors, and what they were then."""
+    """A result derived from tensors, and the state of the tensors at that time."""
 
     places: list[Any]
     versions: list[int | None]
@@ -36,20 +36,20 @@ class _Seen:
 
 
 class _Taken(threading.local):
-    """The sums that a thread takes for true until they are checked, by watch."""
+    """The checksums that a thread trusts until they are verified, by memo."""
 
     def __init__(self) -> None:
-        self.sums: Mapping[Watch, list[Sums]] = {}
+        self.sums: Mapping[WeightMemo, list[Sums]] = {}
 
 
 _taken = _Taken()
 
 
-class Watch:
-    """What was made of tensors, made again when a byte of them has changed.
+class WeightMemo:
+    """Keeps a result derived from tensors until a byte of them changes.
 
-    A checksum of every byte decides: versions and addresses of tensors do not tell of writes through `.data`,
-    a numpy view, a mapped file or shared memory.
+    A checksum of every byte decides: the versions and addresses of tensors do not show writes through
+    `.data`, a numpy view, a mapped file or shared memory.
     """
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ class Watch:
         self._lock = threading.Lock()
 
     def fresh(self, tensors: Iterable[Tensor], make: Callable[[], T]) -> T:
-        """What `make` makes of these tensors.
+        """The result of `make`, which reads these tensors; called again only after they change.
 
-        Threads wait for the one that makes it: none is left with what was made of older weights.
+        Threads wait for the one that calls it, so that none uses a result of older weights.
         """
         return self.fresh_groups(((None, tensors),), make)
 
@@ -68,10 +68,10 @@ class Watch:
         return self._look(groups, make).made  # type: ignore[no-any-return]
 
     def solve(self, groups: Iterable[Group], make: Callable[[], T], use: Callable[[T], R]) -> R:
-        """use(made) with what `make` makes of the tensors of all groups.
+        """use(made) with the result of `make`, which reads the tensors of all groups.
 
-        Large tensors are read while `use` runs on what was made before. If they have changed, it is made and
-        used again. During `use` the watches that are named with the groups do not read theirs.
+        Large tensors are read while `use` runs on the previous result. If they have changed, `make` and `use`
+        run again. During `use` the memos named with the groups do not read their tensors.
         """
         groups = [(watch, list(tensors)) for watch, tensors in groups]
         seen = self._seen
@@ -84,7 +84,7 @@ class Watch:
             with Running(seen.memory, threads=1) as sums:
                 try:
                     found = self._using(groups, seen, use)
-                except Exception:  # with weights that are gone it means nothing
+                except Exception:  # it means nothing if the weights have changed
                     if sums.end() == seen.sums:
                         raise
                 else:
@@ -102,7 +102,7 @@ class Watch:
             _taken.sums = before
 
     def _look(self, groups: Iterable[Group], make: Callable[[], Any]) -> _Seen:
-        """What is made of the tensors as they are now."""
+        """The result for the tensors as they are now."""
         with self._lock, torch.no_grad():
             seen = self._seen
             if seen is not None and _taken.sums.get(self) == seen.sums:
@@ -122,24 +122,24 @@ class Watch:
             return now
 
     def __reduce__(self) -> Any:
-        return Watch, ()  # copies look for themselves
+        return WeightMemo, ()  # a copy starts empty
 
 
-class Watched(nn.Module):
-    """A module with something made of all its tensors."""
+class MemoModule(nn.Module):
+    """A module with a memo of all its tensors."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.watch = Watch()
+        self.memo = WeightMemo()
 
 
 def _places(groups: Iterable[Group]) -> list[Any]:
-    """Which tensors they are, and where; memory that is kept alive is nobody else's."""
+    """The identity and the address of each tensor. Memory that is kept alive is not reused."""
     return [(id(t), t.data_ptr(), *layout(t)) for _, tensors in groups for t in tensors]
 
 
 def _versions(groups: Iterable[Group]) -> list[int | None]:
-    """Most changes show here. Equal versions prove nothing."""
+    """The version of each tensor. Most writes change it; equal versions prove nothing."""
     return [None if t.is_inference() else t._version for _, tensors in groups for t in tensors]
 
 
@@ -154,7 +154,7 @@ def tensors_of(module: nn.Module) -> Iterator[Tensor]:
 
 
 def digest(tensors: Mapping[str, Tensor], *more: str) -> str:
-    """The same for the same names and numbers, in every process; `more` is hashed with them."""
+    """A hash of names and numbers that is equal in every process; `more` is hashed with them."""
     found = hashlib.sha256(repr(more).encode())
     for name, value in tensors.items():
         found.update(f"{name} {list(value.shape)} {value.dtype}".encode())

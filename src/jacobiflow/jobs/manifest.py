@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,15 +17,15 @@ import numpy as np
 import torch
 
 from jacobiflow import __version__
-from jacobiflow.core.files import MAX_TEXT_BYTES, read_text, write_atomically
+from jacobiflow.core.files import MAX_TEXT_BYTES, read_text, write_text
 from jacobiflow.core.method import VERSION as PLAN_VERSION
 from jacobiflow.core.method import Plan
 from jacobiflow.core.records import RecordError, build, parse_json
-from jacobiflow.core.results import JacobiflowError
+from jacobiflow.core.results import JacobiflowError, one_line
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.weights import digest
 from jacobiflow.jobs.sampling import Settings
-from jacobiflow.jobs.shards import Shard
+from jacobiflow.jobs.shards import RECORDS, Shard
 from jacobiflow.kernels.build import version as kernels_version
 
 FILE = "manifest.json"
@@ -60,6 +61,11 @@ class Job:
         """How many shards there are."""
         return -(-self.settings.n // self.shard)
 
+    def finished(self, folder: Path) -> int:
+        """How many samples are finished, by all processes."""
+        with os.scandir(folder / RECORDS) as entries:
+            return min(self.settings.n, self.shard * sum(e.name.endswith(".json") for e in entries))
+
     def part(self, number: int) -> Shard:
         """Shard `number`."""
         first = number * self.shard
@@ -72,7 +78,7 @@ class Job:
         It is computed once and stored, so that a later version may write plans in another format.
         """
         asked = asdict(self.settings)
-        for name in ("plan", "tol", "init", "batch", "shard"):  # their resolved values count
+        for name in ("plan", "tol", "init", "batch", "shard", "max_memory"):  # what they became counts
             del asked[name]
         made = {"plan": _methods(self.plan), "batch": self.batch, "shard": self.shard}
         return replace(self, digest=_checksum(asked | made | {"weights": self.weights, "dtype": self.dtype}))
@@ -113,7 +119,7 @@ class Job:
             same = False
         if not same:
             raise JobError("these settings cannot be written down: use shorter ones, or a smaller plan")
-        write_atomically(folder / FILE, lambda name: Path(name).write_text(text, encoding="utf-8"))
+        write_text(folder / FILE, text)
 
     @classmethod
     def load(cls, folder: Path) -> Job | None:
@@ -128,13 +134,13 @@ class Job:
         except JobError as error:
             raise JobError(f"{folder} holds a job that cannot be resumed: {error}") from None
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise JobError(
-                f"{path} is damaged ({_line(error)}): restore it, or begin again in a new --out"
-            ) from None
+            advice = "restore it, or begin again in a new --out"
+            raise JobError(f"{path} is damaged ({one_line(error)}): {advice}") from None
 
     def compare(self, other: Settings, weights: str, folder: Path) -> None:
         """Raise if the settings or the model differ from this job's."""
         mine, its = asdict(self.settings), asdict(other)
+        mine["max_memory"] = its["max_memory"]
         for name in ("batch", "shard"):  # the value that "auto" became is accepted too
             mine[name] = its[name] if its[name] == getattr(self, name) else mine[name]
         if _same_plan(mine["plan"], its["plan"]):
@@ -162,6 +168,7 @@ def versions(device: torch.device) -> dict[str, str]:
         machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     return {
         "jacobiflow": __version__,
+        "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "transformer": kernels_version(),
@@ -192,7 +199,3 @@ def _say(value: Any) -> str:
     """A setting, shortened: plans are long."""
     text = "auto" if value == 0 and type(value) is int else str(value)
     return text if len(text) < 40 else f"{text[:36]} ..."
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from jacobiflow.core.files import write_atomically
+from jacobiflow.core.files import write_atomically, write_errors
 from jacobiflow.core.hardware import out_of_memory
 from jacobiflow.core.processes import StopKey, World, leave_process_group
+from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import STATUSES
 from jacobiflow.flows.flow import Flow
 from jacobiflow.jobs.manifest import Job, JobError, versions
-from jacobiflow.jobs.progress import finished_samples, progress
 from jacobiflow.jobs.sampling import draw
 from jacobiflow.jobs.shards import PARTIAL, RECORDS, Record, Shard, finish
 from jacobiflow.jobs.start import SUMS, Ask, start
+
+POLL_SECONDS = 1.0  # between looks at the folder
 
 
 @dataclass(frozen=True)
@@ -81,15 +84,19 @@ def _announce(job: Job, folder: Path, device: str, world: World, report: Callabl
 def _finish_shards(job: Job, flow: Flow, folder: Path, world: World) -> Outcome | None:
     """Make all shards that are missing or damaged; the leader returns the outcome."""
     torch.set_num_threads(job.settings.threads)
-    group = world.patient_group()
-    with StopKey() as stop, progress(folder, job) if world.leader else nullcontext():
-        missing: list[tuple[int, int]] = []
+    group, shown = world.patient_group(), {"total": job.settings.n, "initial": job.finished(folder)}
+    bar = progress_bar(unit=" samples", smoothing=0, disable=not world.leader, **shown)
+    with StopKey() as stop, bar:
+        missing, looked = list[tuple[int, int]](), time.monotonic()
         for number in range(world.rank, job.count, world.size):
             missing += _check(job, folder, job.part(number))
             _stop_if_pressed(stop, job, folder, world)
         todo = sorted(pair for part in world.gather(missing, group) for pair in part)
         for number, batch in todo[world.rank :: world.size]:
             _make(job, flow, folder, job.part(number), batch)
+            if time.monotonic() > looked + POLL_SECONDS:  # a folder may have a million records
+                bar.update(job.finished(folder) - bar.n)
+                looked = time.monotonic()
             _stop_if_pressed(stop, job, folder, world)
         world.gather(None, group)
     return _close(job, folder, len(todo)) if world.leader else None
@@ -110,7 +117,7 @@ def _stop_if_pressed(stop: StopKey, job: Job, folder: Path, world: World) -> Non
     if not world.leader:
         raise SystemExit(0)
     raise JobError(
-        f"stopped with {finished_samples(folder, job):,} of {job.settings.n:,} samples in {folder}: "
+        f"stopped with {job.finished(folder):,} of {job.settings.n:,} samples in {folder}: "
         "rerun the command to resume"
     )
 
@@ -129,7 +136,7 @@ def _make(job: Job, flow: Flow, folder: Path, shard: Shard, batch: int) -> None:
         batch = -(-batch // 2)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    with _write_errors(folder):
+    with write_errors(folder):
         finish(
             folder,
             shard,
@@ -139,17 +146,6 @@ def _make(job: Job, flow: Flow, folder: Path, shard: Shard, batch: int) -> None:
             nonfinite=shard.nonfinite(samples.x),
             versions=versions(next(flow.parameters()).device),
         )
-
-
-@contextmanager
-def _write_errors(folder: Path) -> Iterator[None]:
-    """An error of the file system as one line."""
-    try:
-        yield
-    except OSError as error:
-        raise JobError(
-            f"cannot write into {folder}: {error.strerror}: fix that and rerun the command to resume"
-        ) from None
 
 
 def _close(job: Job, folder: Path, made: int) -> Outcome:
@@ -168,8 +164,8 @@ def _close(job: Job, folder: Path, made: int) -> Outcome:
                 nonfinite += len(record.nonfinite)
                 smaller += record.batch < job.batch
 
-    with _write_errors(folder):
-        write_atomically(folder / SUMS, write_sums)
+    with write_errors(folder):
+        write_atomically(folder / SUMS, write_sums, partial=folder / PARTIAL)
         shutil.rmtree(folder / PARTIAL)
     ends = {s.name: status[s.name] for s in STATUSES if status[s.name]}
     return Outcome(job, made, ends, nonfinite, smaller)

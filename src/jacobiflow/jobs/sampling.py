@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,11 +11,10 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Init, Plan
-from jacobiflow.core.results import Status
-from jacobiflow.data.pictures import as_images
+from jacobiflow.core.pictures import as_images
+from jacobiflow.core.results import Status, nonfinite_rows
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.nonfinite import nonfinite_rows
 from jacobiflow.kernels.backend import Backend
 
 Format = Literal["npz", "safetensors", "png"]
@@ -41,6 +41,7 @@ class Settings:
     threads: int = 1
     batch: int = 0  # 0: as memory allows
     shard: int = 0  # 0: about a thousand samples
+    max_memory: float = 0.0  # GB per process, which may change when a job resumes; 0: all that is free
     backend: Backend | None = None  # None: the fastest that supports the model
 
     @property
@@ -62,6 +63,8 @@ class Settings:
             raise ValueError("--denoise: this flow was trained without Gaussian noise, leave it out")
         if self.format == "png" and as_images(torch.zeros(1, *flow.data_shape)) is None:
             raise ValueError(f"--format png: samples of shape {list(flow.data_shape)} are no images, use npz")
+        if not 0 <= self.max_memory < math.inf:
+            raise ValueError(f"--max-memory takes GB above 0, not {self.max_memory:g}")
         if self.plan != "auto":
             self.resolve_plan(flow, 1)
 

@@ -7,10 +7,8 @@ import hashlib
 import io
 import json
 import os
-import secrets
 import stat
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,10 @@ import safetensors.numpy
 from PIL import Image
 from torch import Tensor
 
-from jacobiflow.core.files import read_text
+from jacobiflow.core.files import read_text, sync, write_bytes
+from jacobiflow.core.pictures import as_images, png_bytes, to_pixels
 from jacobiflow.core.records import parse_json
-from jacobiflow.core.results import Status
-from jacobiflow.data.pictures import as_images, to_pixels
-from jacobiflow.flows.nonfinite import nonfinite_rows
+from jacobiflow.core.results import Status, nonfinite_rows
 from jacobiflow.jobs.sampling import Format
 
 NAMES = {status.name for status in Status}
@@ -86,9 +83,7 @@ def _png_files(x: Tensor, names: list[str], labels: Tensor | None) -> list[bytes
     assert images is not None
     contents = []
     for pixels in to_pixels(images):
-        stream = io.BytesIO()
-        Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(stream, "png")
-        contents.append(stream.getvalue())
+        contents.append(png_bytes(Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)))
     if labels is not None:
         rows = [f"{Path(n).name},{label}" for n, label in zip(names, labels.tolist(), strict=False)]
         contents.append("\n".join(["file_name,label", *rows, ""]).encode())
@@ -165,41 +160,19 @@ def finish(folder: Path, shard: Shard, contents: Mapping[str, bytes], **about: A
 
 
 def write(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write files into `folder`. None is ever seen half-written: they are moved there from the disk."""
-    moves: list[tuple[Path, Path]] = []
-    try:
-        for name, data in contents.items():
-            moves.append((folder / PARTIAL / secrets.token_hex(16), folder / name))
-            with open(moves[-1][0], "xb") as f:
-                f.write(data)
-        for source, _ in moves:
-            sync(source)
-        for target in {target.parent for _, target in moves}:
-            target.mkdir(parents=True, exist_ok=True)
-            _refuse_link(target)
-        for source, target in moves:
-            os.replace(source, target)
-        for place in {place for _, target in moves for place in target.parents[:2]}:
-            sync(place)
-    except BaseException:
-        for source, _ in moves:
-            with suppress(OSError):
-                source.unlink(missing_ok=True)
-        raise
+    """Write files into `folder`. None is ever seen half-written."""
+    for place in {(folder / name).parent for name in contents}:
+        place.mkdir(parents=True, exist_ok=True)
+        _refuse_link(place)
+    for name, data in contents.items():
+        write_bytes(folder / name, data, partial=folder / PARTIAL)
+    for place in {place for name in contents for place in (folder / name).parents[:2]}:
+        sync(place)
 
 
 def _refuse_link(place: Path) -> None:
     if place.is_symlink():
         raise OSError(errno.ELOOP, f"{place} is a link, and a job writes into its own folder only")
-
-
-def sync(path: Path) -> None:
-    """Sync a file, or the names in a folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _digest(path: Path) -> str:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.cache_folder import own_folder, read_own, write_own
+from jacobiflow.core.progress import announce
 from jacobiflow.core.warn import warn_once
 from jacobiflow.kernels.c_library import declare
 
@@ -79,7 +80,7 @@ def compiler_command() -> tuple[str, ...]:
 
 def _name(compiler: tuple[str, ...]) -> str:
     """The same for the same source, compiler and processor."""
-    key = hashlib.sha256(" ".join((*compiler, _processor(), *FLAGS)).encode())
+    key = hashlib.sha256(" ".join((*compiler, processor_flags(), *FLAGS)).encode())
     for path in sorted(KERNELS.iterdir()):
         key.update(path.read_bytes())
     return f"kernels-{key.hexdigest()[:16]}"
@@ -93,6 +94,7 @@ def _built(compiler: tuple[str, ...], name: str) -> bytes:
             content = read_own(folder / f"{name}.so")
             if _whole(content):
                 return content
+    announce("compiling the C kernels, once: this takes about ten seconds")
     with tempfile.TemporaryDirectory(prefix="jacobiflow-") as room:
         content = _build(compiler, Path(room) / name)
     if folder is not None:
@@ -129,7 +131,7 @@ def _load(content: bytes, name: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))  # stays loaded without the file
 
 
-def _processor() -> str:
+def processor_flags() -> str:
     """What decides which instructions there are: a folder may be shared by several machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""`accept` of core/stopping.py in C: what a sweep made final, in one call."""
+"""`accept` of core/rows.py in C: what a sweep made final, in one call."""
 
 from __future__ import annotations
 
@@ -53,15 +53,13 @@ def accept(
         *(rows.seen.stride(0), rows.answer.stride(0), rows.log_slope.stride(0)),
         *(t.data_ptr() for t in (rows.frontier, rows.sweeps, rows.evaluated, rows.status, rows.change)),
     )
-    rounding = ROUNDING * torch.finfo(torch.float32).eps
-    how = _Rule(rule.tol, rounding, rule.unit == "relative", rule.whole)
+    how = _Rule(rule.tol, ROUNDING * torch.finfo(torch.float32).eps, rule.unit == "relative", rule.whole)
     found = _Found(here.data_ptr(), beyond.data_ptr(), largest.data_ptr())
-    one = isinstance(window.start, int)
-    starts = None if isinstance(window.start, int) else window.start.contiguous()
+    one, starts = (window.start, None) if isinstance(window.start, int) else (0, window.start.contiguous())
     lib.jf_accept(
         *(addressof(given), addressof(how), addressof(found)),
-        *(0 if starts is None else starts.data_ptr(), window.start if one else 0, window.width, width),
+        *(0 if starts is None else starts.data_ptr(), one, window.width, width),
         *(new.data_ptr(), log_slope.data_ptr(), cached),
     )
     low, high, count, overflowed = found.summary
-    return Verdict(here, beyond, largest, bool(overflowed), Look(low, high, count))
+    return Verdict(here, beyond, largest, Look(low, high, count, bool(overflowed)))

@@ -6,6 +6,7 @@ import ctypes
 from ctypes import c_char_p, c_float, c_int, c_long, c_void_p
 from functools import cache
 
+import torch
 from torch import Tensor, nn
 
 from jacobiflow.core.results import Status
@@ -82,6 +83,13 @@ def pad(t: Tensor) -> Tensor:
 def panels(weight: Tensor) -> Tensor:
     """[in, out] as [panels, in, 16], padded with zeros."""
     return pad(weight).reshape(len(weight), -1, PANEL).transpose(0, 1)
+
+
+def panels_of_pairs(weight: Tensor) -> Tensor:
+    """[in, out] as [panels, in / 2, 16], two neighbours along `in` in bfloat16 per number."""
+    rows = pad(weight.T).T.to(torch.bfloat16)
+    pairs = pad(rows).reshape(len(rows) // 2, 2, -1, PANEL).permute(2, 0, 3, 1)
+    return pairs.contiguous().view(torch.float32)[..., 0]
 
 
 class TensorPins:

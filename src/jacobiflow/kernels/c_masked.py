@@ -35,13 +35,7 @@ FUNCTIONS: tuple[tuple[Callable[..., Tensor], str], ...] = (
     (torch.tanh, "tanh"),
     (F.tanh, "tanh"),
 )
-MODULES: dict[type, str] = {
-    nn.ReLU: "relu",
-    nn.ELU: "elu",
-    nn.GELU: "gelu",
-    nn.SiLU: "silu",
-    nn.Tanh: "tanh",
-}
+MODULES = {nn.ReLU: "relu", nn.ELU: "elu", nn.GELU: "gelu", nn.SiLU: "silu", nn.Tanh: "tanh"}
 
 
 def engine(conditioner: Conditioner, bijector: Bijector) -> CMaskedEngine | None:
@@ -200,6 +194,9 @@ class CMaskedEngine:
 
     def select(self, rows: Tensor) -> CMaskedEngine:
         return replace(self, terms={i: t if t.shape[1] == 1 else t[:, rows] for i, t in self.terms.items()})
+
+    def rough(self) -> None:
+        """Masked networks have no bfloat16."""
 
     def new_cache(self, n: int) -> CUnits:
         like = torch.empty(0, dtype=torch.float32, device="cpu")  # whatever torch's defaults are

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_long, c_void_p
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from jacobiflow.core.description import description
 from jacobiflow.core.networks import Linear, TransformerLayer, TransformerNetwork
 from jacobiflow.kernels.build import library
 from jacobiflow.kernels.c_accept import accept
-from jacobiflow.kernels.c_library import PANEL, TensorPins, pad, panels
+from jacobiflow.kernels.c_library import PANEL, TensorPins, pad, panels, panels_of_pairs
 from jacobiflow.kernels.c_maps import CMap, c_map
 from jacobiflow.kernels.threads import thread_count
 from jacobiflow.kernels.torch_reference import solve_by_steps
@@ -26,16 +27,14 @@ MAPS = ("exp", "shift")  # the maps of jf_solve
 
 
 class _Layer(ctypes.Structure):
-    _fields_ = [
-        (name, c_void_p)
-        for name in ("qkv", "qkv_bias", "proj", "proj_bias", "up", "up_bias", "down", "down_bias")
-    ]
+    _fields_ = [(name + b, c_void_p) for name in ("qkv", "proj", "up", "down") for b in ("", "_bias")]
 
 
 class _Net(ctypes.Structure):
     _fields_ = [
         *((n, c_long) for n in ("length", "dim", "width", "heads", "head_dim", "hidden", "depth", "params")),
         *((name, c_void_p) for name in ("input", "embed", "output", "output_bias", "layers")),
+        ("pairs", c_long),
     ]
 
 
@@ -51,10 +50,10 @@ class _Rows(ctypes.Structure):
 
 
 class PackedTransformer:
-    """The weights of a network as the C functions take them."""
+    """The weights of a network as the C functions take them; pairs: those of the layers in bfloat16."""
 
-    def __init__(self, lib: ctypes.CDLL, network: TransformerNetwork) -> None:
-        self.lib, self._keep = lib, TensorPins()
+    def __init__(self, lib: ctypes.CDLL, network: TransformerNetwork, *, pairs: bool = False) -> None:
+        self.lib, self.network, self._keep, self._pairs = lib, network, TensorPins(), pairs
         (length, width), head_dim, depth = network.pos_embed.shape, network.head_dim, len(network.layers)
         heads = width // head_dim
         self._layers = (_Layer * depth)(*(self._layer(w, heads, head_dim) for w in network.layers))
@@ -66,10 +65,15 @@ class PackedTransformer:
             *(len(network.layers[0].up.weight), depth, self.params),
             self._keep(panels(network.proj_in.weight.T)),
             self._keep(network.pos_embed + network.proj_in.bias),
-            *self._linear(network.proj_out.weight.T, network.proj_out.bias),
-            ctypes.cast(self._layers, c_void_p),
+            *(self._keep(panels(network.proj_out.weight.T)), self._keep(pad(network.proj_out.bias))),
+            *(ctypes.cast(self._layers, c_void_p), pairs),
         )
         self.address = ctypes.addressof(self._net)
+
+    @cached_property
+    def rough(self) -> PackedTransformer:
+        """The same network with layers in bfloat16."""
+        return PackedTransformer(self.lib, self.network, pairs=True)
 
     def _layer(self, w: TransformerLayer, heads: int, head_dim: int) -> _Layer:
         """The norms' scales and shifts are folded into the matrices behind them; heads are padded."""
@@ -85,7 +89,7 @@ class PackedTransformer:
         )
 
     def _linear(self, weight: Tensor, bias: Tensor) -> tuple[int, int]:
-        return self._keep(panels(weight)), self._keep(pad(bias))
+        return self._keep((panels_of_pairs if self._pairs else panels)(weight)), self._keep(pad(bias))
 
 
 @dataclass
@@ -154,6 +158,10 @@ class CTransformerEngine:
         condition = None if self.condition is None else _pick(self.condition, rows)
         return replace(self, condition=condition, scale=_pick(self.scale, rows))
 
+    def rough(self) -> CTransformerEngine | None:
+        found = c_long.in_dll(self.packed.lib, "jf_bfloat16").value
+        return replace(self, packed=self.packed.rough) if found else None
+
     def new_cache(self, n: int) -> CCache:
         return CCache.empty(self.packed, n, len(self.scale))
 
@@ -161,9 +169,8 @@ class CTransformerEngine:
         assert cache is None or isinstance(cache, CCache)
         n, lib, x = len(x), self.packed.lib, _in_rows(x)
         room = CCache.empty(self.packed, n, len(self.scale), layers=1) if cache is None else cache
-        common, starts = (
-            (start, None) if isinstance(start, int) else (0, start.to("cpu", torch.int64).contiguous())
-        )
+        starts = None if isinstance(start, int) else start.to("cpu", torch.int64).contiguous()
+        common = start if isinstance(start, int) else 0
         # Positions beyond the last are not written to.
         theta = (x.new_empty if starts is None else x.new_zeros)(n, width, self.packed.params)
         if not n:
@@ -206,16 +213,12 @@ class CTransformerEngine:
 
     def _rows(self, x: Tensor, room: CCache, *, kept: bool) -> _Rows:
         assert room.k.shape[1:3] == (len(x), len(self.scale))
-        condition = (0, 0, 0)
+        condition, blend = (0, 0, 0), 0 if self.blend is None else self.blend.data_ptr()
         if self.condition is not None:
             condition = (self.condition.data_ptr(), *_strides(self.condition))
         return _Rows(
             *(len(x), len(self.scale), x.data_ptr(), x.stride(0), *condition),
-            *(
-                self.scale.data_ptr(),
-                *_strides(self.scale),
-                0 if self.blend is None else self.blend.data_ptr(),
-            ),
+            *(self.scale.data_ptr(), *_strides(self.scale), blend),
             *(room.k.data_ptr(), room.v.data_ptr(), room.k.stride(0) if kept else 0),
         )
 

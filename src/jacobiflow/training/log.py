@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from jacobiflow.core.files import write_text
+from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.records import as_json
 from jacobiflow.core.results import JacobiflowError
 
 
 class Log:
-    """log.jsonl, one object per line. People see a progress bar on a terminal and plain lines elsewhere.
+    """log.jsonl, one object per line. People see a progress bar on a terminal and a line per entry elsewhere.
 
     A run that resumes from `step` drops the later lines, because it writes them again.
     """
@@ -26,8 +24,7 @@ class Log:
         self.board = _board(folder / "tensorboard", step) if tensorboard else None
         kept = "".join(line for line in _lines(self.path) if _step(line) <= step)
         write_text(self.path, kept)
-        self.terminal = sys.stderr.isatty()
-        self.bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True, disable=not self.terminal)
+        self.bar = progress_bar(total=total, initial=step, unit=" steps")
         self.shown: dict[str, str] = {}
         self.since, self.images = time.perf_counter(), 0  # for the rate
 
@@ -59,13 +56,8 @@ class Log:
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
-        if self.terminal:
-            self.shown |= {k: f"{v:.4g}" for k, v in values.items() if k in ("loss", "validation")}
-            if "rate" in values:
-                self.shown["images/s"] = f"{values['rate']:.0f}"
-            self.bar.set_postfix(self.shown)
-        else:
-            print(" ".join(f"{k}={v:.6g}" for k, v in entry.items()), file=sys.stderr, flush=True)
+        self.shown |= {k: f"{v:.4g}" for k, v in values.items() if k in ("loss", "validation", "rate")}
+        self.bar.set_postfix(self.shown)
 
 
 def last(folder: Path) -> dict[str, float | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -33,6 +34,18 @@ ASKED: dict[str, Any] = {
     "guidance": 0,
 }
 INVERTED: dict[str, Any] = {"model": "mnist", "plan": "selective", "tol": 0.1, "init": "previous"}
+
+
+def cells(page: str, table: str) -> list[list[str]]:
+    """The texts of a table in HTML, without its head."""
+    body = page.partition(f'<table id="{table}">')[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    return [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>.*?</tr>", body)]
+
+
+def text(page: str, name: str = "") -> str:
+    """The text of an element in HTML, by its id, or of all."""
+    found = re.search(rf'<(\w+) id="{name}">(.*?)</\1>', page, re.DOTALL) if name else None
+    return " ".join(re.sub(r"<[^>]*>", " ", found[2] if found else page).split())
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +85,34 @@ def test_sampling_compares_the_plan_with_sequential_decoding(sampled: actions.Sa
     assert row.speedup == pytest.approx(base.seconds / row.seconds)
     assert row.sweeps[0] == 48 > 10 > max(row.sweeps[1:])
     assert len(sampled.convergence.blocks) == len(sampled.decoded.stats.blocks) == 4
+
+
+def test_the_plain_loop_has_the_same_answer(shelf: ModelRegistry, sampled: actions.SampleResult) -> None:
+    assert sampled.plain is not None
+    assert 0 < sampled.plain.largest < 1e-3  # other code, other rounding
+    guided = actions.sample(shelf, **ASKED | {"guidance": 1, "count": 1})
+    assert guided.plain is None  # it knows no guidance
+    assert "than sequential decoding" in text(views.sample_html(shelf["mnist"], guided), "headline")
+
+
+def test_denoising_and_the_file_of_samples(shelf: ModelRegistry, sampled: actions.SampleResult) -> None:
+    flow, labels = shelf["mnist"], torch.tensor([3, 7, 3])
+    clean = actions.sample(shelf, **ASKED, denoise=True)
+    assert torch.allclose(clean.exact, flow.denoise(sampled.exact, labels), atol=1e-4)
+    assert torch.allclose(clean.decoded.x, flow.denoise(sampled.decoded.x, labels), atol=1e-4)
+    assert text(views.sample_html(flow, clean), "title").endswith("selective, denoised")
+    arrays = np.load(io.BytesIO(views.sample_file(clean)))
+    assert np.array_equal(arrays["x"], clean.decoded.x.numpy())
+    assert arrays["labels"].tolist() == [3, 7]
+    maf = actions.sample(shelf, **ASKED | {"model": "mnist-maf", "count": 1, "denoise": True})
+    assert not maf.denoised  # it was trained without Gaussian noise
+
+
+def test_labels_have_names(shelf: ModelRegistry) -> None:
+    assert shelf.label_names("mnist") == [str(i) for i in range(10)]
+    assert shelf.label_names("mnist-maf") == []
+    assert shelf.label_names("cifar10-cpu")[:2] == ["airplane", "automobile"]
+    assert [shelf.label_names("cifar100-cpu")[i] for i in (0, 1, 99)] == ["apple", "aquarium fish", "worm"]
 
 
 def test_guidance_and_tolerance_reach_the_decoder(
@@ -134,8 +175,9 @@ def test_what_cannot_be_asked_for_gets_a_message(
 def test_a_field_that_a_plan_does_not_take_may_be_empty(shelf: ModelRegistry) -> None:
     found = actions.sample(shelf, **ASKED | {"plan": "sequential", "tol": None, "init": None, "count": 1})
     assert torch.equal(found.decoded.x, found.exact)
-    assert "every pixel is the same" in views.sample_pictures(shelf["mnist"], found)[2][1]
-    assert len(views.sample_table(found)) == 1
+    assert "every pixel is the same" in views.sample_pictures(shelf["mnist"], found)["difference"][1]
+    rows = cells(views.sample_html(shelf["mnist"], found), "summary")
+    assert [row[0] for row in rows] == ["plain loop", "sequential"]
 
 
 @pytest.mark.parametrize("model", ["mnist-maf", "ising-16"])
@@ -236,8 +278,10 @@ def test_an_upload_is_reconstructed(shelf: ModelRegistry, tmp_path: Path, model:
     assert float((found.x - found.x.round()).abs().max()) > 0.05
     assert not found.inverted
     assert len(views.inversion_pictures(found)) == 4
-    assert len(views.label_scores(found)) == (10 if model == "mnist" else 0)
-    assert ["bits per dimension", f"{found.bits_per_dim:.3f}"] in views.inversion_table(found)
+    names = shelf.label_names(model)
+    assert len(views.label_scores(found, names)) == (10 if model == "mnist" else 0)
+    rows = cells(views.inversion_html(found, names), "inverted")
+    assert ["bits per dimension", f"{found.bits_per_dim:.3f}"] in rows
 
 
 def test_a_label_changes_the_likelihood(shelf: ModelRegistry, tmp_path: Path) -> None:
@@ -247,7 +291,7 @@ def test_a_label_changes_the_likelihood(shelf: ModelRegistry, tmp_path: Path) ->
     assert as_one.log_prob == pytest.approx(plain.by_label[1], rel=1e-4)
     assert as_one.log_prob != plain.log_prob
     assert plain.by_label.index(max(plain.by_label)) == 1
-    assert sum(views.label_scores(plain).values()) == pytest.approx(1)
+    assert sum(views.label_scores(plain, shelf.label_names("mnist")).values()) == pytest.approx(1)
 
 
 MODES = {
@@ -381,8 +425,9 @@ def test_a_plan_is_made_shown_and_used(small: ModelRegistry) -> None:
     asked: dict[str, Any] = {"model": name, "batch": 2, "labelled": True, "guidance": None}
     before = actions.machine_plan(small, **asked, measure=False)
     assert [method.width for method in before.plan] == [1, 1]  # there is no profile
-    assert "Plan auto uses this plan" in views.plan_text(before)
-    assert [row[0] for row in views.plan_table(before)] == ["1 (next to the noise)", "2 (next to the data)"]
+    assert "Plan auto uses this plan" in text(views.plan_html(before))
+    rows = cells(views.plan_html(before), "tuned-plan")
+    assert [row[0] for row in rows] == ["1 (next to the noise)", "2 (next to the data)"]
     seen: list[float] = []
     made = actions.machine_plan(
         small, **asked, measure=True, monitor=Monitor(report=lambda share, _: seen.append(share))
@@ -390,10 +435,10 @@ def test_a_plan_is_made_shown_and_used(small: ModelRegistry) -> None:
     assert seen == sorted(seen)
     assert seen[-1] < 1
     measured = made.plan.about["measured"]
-    *blocks, total = views.plan_table(made)
+    *blocks, total = cells(views.plan_html(made), "tuned-plan")
     assert f"{measured['speedup']:.2f}x" in total
     assert len(blocks) == 2
-    assert f"The fastest of {len(made.plan.about['tried'])} plans" in views.plan_text(made)
+    assert f"The fastest of {len(made.plan.about['tried'])} plans" in text(views.plan_html(made))
     assert flow.profile is not None  # which plan auto uses from now on
     found = actions.sample(small, **ASKED | {"model": name, "plan": "auto", "count": 2})
     assert found.plan == flow.plan("auto", n=2)
@@ -472,10 +517,17 @@ def test_grids_show_samples_in_order() -> None:
 
 
 def test_results_say_what_they_are(shelf: ModelRegistry, sampled: actions.SampleResult) -> None:
-    assert views.sample_title(sampled) == "### mnist: 3 samples from seed 5, sequential and selective"
-    assert [row[0] for row in views.sample_table(sampled)] == ["sequential", "selective"]
-    assert views.sample_table(sampled)[0][2:4] == ["1.00x", "0"]
-    blocks = views.block_table(sampled)
+    page = views.sample_html(shelf["mnist"], sampled)
+    assert text(page, "title") == "mnist: 3 samples from seed 5, sequential and selective"
+    plain, sequential, selective = cells(page, "summary")
+    assert [row[0] for row in (plain, sequential, selective)] == ["plain loop", "sequential", "selective"]
+    assert (plain[2], sequential[3]) == ("1.00x", "0")
+    assert sampled.plain is not None
+    ratio = sampled.plain.seconds / sampled.rows[1].seconds
+    assert selective[2] == f"{ratio:.2f}x"
+    change = f"{ratio:.1f}x faster" if ratio >= 1 else f"{1 / ratio:.1f}x slower"
+    assert text(page, "headline") == f"selective is {change} than the plain loop"
+    blocks = cells(views.block_html(sampled), "blocks")
     assert blocks[0][:3] == ["1 (next to the noise)", "sequential", "48.0 of 48"]
     assert [row[1] for row in blocks[1:]] == ["whole sequence, tolerance 0.5"] * 3
     curves, caption = views.convergence_picture(sampled)

@@ -2,118 +2,24 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import re
 import secrets
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from PIL import Image
 
-import jacobiflow as jf
 from jacobiflow_lab.app import gate, visitors
+from playground import API, Site, file, load, picture, save_small, served
 
 pytest.importorskip("gradio")
-httpx = pytest.importorskip("httpx")
 pytestmark = pytest.mark.slow
-API = "/gradio_api"
-PATIENCE = 30  # seconds, for machines that are busy; less than the tuning below takes
-
-
-def save_small(folder: Path) -> str:
-    """A flow of 4 x 4 pictures."""
-    torch.manual_seed(0)
-    jf.MAF(jf.MAFConfig(features=16, blocks=2, hidden=(16,))).save(folder / "small")
-    return str(folder / "small")
-
-
-class Site:
-    """A served playground."""
-
-    def __init__(self, url: str, model: str, cache: Path) -> None:
-        self.url, self.model, self.cache = url, model, cache
-        self.port = int(url.rpartition(":")[2])
-        self.client = httpx.Client(base_url=url, timeout=20)
-        found = self.client.get("/config").json()
-        ids = {x["id"]: x["props"].get("elem_id") for x in found["components"]}
-        buttons = {"go", "tune", "invert-upload", "show-plan"}
-        self.functions = {
-            ids[target]: function["id"]
-            for function in found["dependencies"]
-            for target, _ in function["targets"]
-            if ids.get(target) in buttons
-        }
-
-    def join(self, button: str, data: list[Any], session: str = "") -> Any:
-        """Press a button."""
-        document = {
-            "fn_index": self.functions[button],
-            "session_hash": session or secrets.token_hex(8),
-            "data": data,
-        }
-        return self.client.post(f"{API}/queue/join", json=document)
-
-    def listen(self, session: str) -> Any:
-        return self.client.stream("GET", f"{API}/queue/data", params={"session_hash": session})
-
-    def answer(self, button: str, data: list[Any]) -> str:
-        """What the message line and the first output show after a button was pressed."""
-        session = secrets.token_hex(8)
-        joined = self.join(button, data, session)
-        assert joined.status_code == 200, joined.text
-        deadline = time.monotonic() + PATIENCE
-        with self.listen(session) as stream:
-            for line in stream.iter_lines():
-                assert time.monotonic() < deadline, "no answer in time"
-                if "process_completed" in line:
-                    return json.dumps(json.loads(line.removeprefix("data: "))["output"])
-        raise AssertionError("no answer")
-
-    def upload(self, name: str, content: bytes) -> Any:
-        return self.client.post(f"{API}/upload", files=[("files", (name, content))])
-
-    def invert(self, path: object) -> list[Any]:
-        """The fields of the Invert tab, with a file."""
-        return [file(path), self.model, "sequential", 0.1, "zeros", ""]
-
-
-def file(path: object) -> dict[str, Any]:
-    return {"path": path, "meta": {"_type": "gradio.FileData"}}
-
-
-def picture() -> bytes:
-    out = io.BytesIO()
-    Image.linear_gradient("L").resize((8, 8)).save(out, "PNG")
-    return out.getvalue()
-
-
-@contextmanager
-def served(cache: Path, model: str, *command: str) -> Iterator[Site]:
-    """A process that serves the page and prints its address."""
-    settings = {"JACOBIFLOW_CACHE": str(cache), "TMPDIR": str(cache)}
-    env = os.environ | settings | {"OMP_NUM_THREADS": "1", "JACOBIFLOW_NATIVE": "0"}
-    with subprocess.Popen([sys.executable, *command], env=env, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            found = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
-            assert found is not None, "the server did not start"
-            site = Site(found[0], model, cache)
-            with closing(site.client):
-                yield site
-        finally:
-            server.terminate()
-    assert not list(cache.glob("jacobiflow-app-*"))  # the upload folder
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +282,7 @@ def test_documents_that_cannot_be_read_are_one_line(site: Site, body: bytes) -> 
 
 
 TUNE = ["mnist", 0, 64, True]  # takes a minute
-QUICK = ["mnist", "selective", 0.1, "zeros", 0, [], 0, 0, 1]  # no samples: answered at once
+QUICK = ["mnist", "selective", 0.1, "zeros", 0, [], 0, 0, 1, False]  # no samples: answered at once
 
 
 def begin_tuning(site: Site, stack: ExitStack) -> None:
@@ -443,3 +349,20 @@ def test_the_number_of_visitors_is_bounded(site: Site) -> None:
     while site.join("go", QUICK).status_code != 200:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_thirty_users_at_once(site: Site) -> None:
+    """`python tests/playground.py 300 30` is the same ten times as long."""
+    first, last = load(site, requests=60, users=30)
+    assert {name: last[name] for name in ("sampled", "told why not", "refused", "left")} == {
+        "sampled": 36,
+        "told why not": 6,
+        "refused": 6,
+        "left": 12,
+    }
+    assert last["threads"] <= 60  # gradio's pool has 40, which come and go
+    assert last["MB"] <= first["MB"] + 60
+    assert last["files"] <= first["files"] + 20
+    began = time.monotonic()  # those who left keep nobody waiting
+    assert "Count: give a whole number" in site.answer("go", QUICK)
+    assert time.monotonic() - began < visitors.CONNECT_SECONDS + 15

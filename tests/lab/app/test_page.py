@@ -20,6 +20,7 @@ from PIL import Image
 
 import jacobiflow as jf
 from jacobiflow_lab.app import views
+from jacobiflow_lab.app.models import TEXTS
 
 pytest.importorskip("gradio")
 api = pytest.importorskip("playwright.sync_api")
@@ -105,7 +106,9 @@ class Visitor:
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(code)))).astype(int)
 
     def cell(self, table: str, row: int, column: int) -> str:
-        return str(self.page.inner_text(f'#{table} [data-testid="cell-{row}-{column}"]')).strip()
+        return str(
+            self.page.inner_text(f"#{table} tbody tr:nth-child({row + 1}) td:nth-child({column + 1})")
+        ).strip()
 
     def message(self, status: str, text: str) -> None:
         """Wait until a status line shows this text."""
@@ -114,6 +117,10 @@ class Visitor:
     def choose(self, field: str, option: str) -> None:
         self.page.click(f"#{field} input")
         self.page.get_by_role("option", name=option, exact=True).click()
+
+    def sampled(self, title: str) -> None:
+        """Wait for the samples with this title."""
+        api.expect(self.page.locator("#title")).to_have_text(title, timeout=PATIENCE)
 
     def wait(self, selector: str) -> None:
         self.page.wait_for_selector(selector)
@@ -139,21 +146,26 @@ def exact(seed: int, n: int) -> np.ndarray:
 def test_sampling_walking_and_messages(browser: Any, address: str) -> None:
     with Visitor(browser, address) as visitor:
         page = visitor.page
+        visitor.choose("plan", "selective")
         visitor.ask(count=4, seed=3)
         visitor.press("go")
         page.wait_for_selector(
             "#status .progress-text, #status .progress-level"
         )  # something is seen meanwhile
-        visitor.wait("#after-sweeps img")
+        visitor.sampled("mnist: 4 samples from seed 3, sequential and selective")
 
         # pictures and figures
         assert np.abs(visitor.pixels("sequential") - exact(3, 4)).max() <= 1
         assert np.abs(visitor.pixels("planned") - exact(3, 4)).mean() < 3
         assert visitor.pixels("difference").max() > 100
         assert re.fullmatch(r"[\d.]+ m?s", visitor.cell("summary", 0, 1))
-        assert re.fullmatch(r"[\d.]+x", visitor.cell("summary", 1, 2))
-        assert 0 < float(visitor.cell("summary", 1, 3)) < 0.5
-        assert page.locator("#blocks .virtual-row").count() == 4
+        assert [visitor.cell("summary", i, 0) for i in range(3)] == ["plain loop", "sequential", "selective"]
+        assert re.fullmatch(r"[\d.]+x", visitor.cell("summary", 2, 2))
+        assert 0 < float(visitor.cell("summary", 2, 3)) < 0.5
+        assert re.fullmatch(
+            r"selective is [\d.]+x (fast|slow)er than the plain loop", page.inner_text("#headline")
+        )
+        assert page.locator("#blocks tbody tr").count() == 4
         assert visitor.pixels("convergence").std() > 10
         assert page.inner_text("#title") == "mnist: 4 samples from seed 3, sequential and selective"
 
@@ -235,8 +247,8 @@ def test_two_visitors_at_once_get_their_own(browser: Any, address: str) -> None:
         two.ask(seed=12, count=3)
         for visitor in (one, two):
             visitor.press("go")
-        for visitor in (two, one):
-            visitor.wait("#after-sweeps img")
+        for visitor, seed, n in ((two, 12, 3), (one, 11, 2)):
+            visitor.sampled(f"mnist: {n} samples from seed {seed}, sequential and auto")
         before = two.picture("after-sweeps")
         one.page.locator("#sweeps input[type=range]").press("ArrowRight")
         one.page.get_by_text(re.compile(r"after 1 of \d+ sweeps")).wait_for()
@@ -249,9 +261,11 @@ def test_two_visitors_at_once_get_their_own(browser: Any, address: str) -> None:
 
 def test_plans_and_narrow_windows(browser: Any, address: str, tmp_path: Path) -> None:
     with Visitor(browser, address, width=390, theme="dark") as visitor:
+        button = visitor.page.locator("#go").bounding_box()
+        assert button["y"] + button["height"] < 900  # is seen without scrolling
         visitor.ask(count=2)
         visitor.press("go")
-        visitor.wait("#after-sweeps img")
+        visitor.sampled("mnist: 2 samples from seed 0, sequential and auto")
         assert visitor.overflow() <= 0
         wide = visitor.page.locator("#sequential img").bounding_box()["width"]
         assert wide > 250  # pictures use the window
@@ -264,6 +278,45 @@ def test_plans_and_narrow_windows(browser: Any, address: str, tmp_path: Path) ->
         assert visitor.overflow() <= 0
 
 
+def test_the_page_opens_with_a_result(browser: Any, address: str) -> None:
+    with Visitor(browser, address) as visitor:
+        visitor.sampled("mnist: 10 samples from seed 0, sequential and auto")
+        assert np.abs(visitor.pixels("sequential") - exact(0, 10)).max() <= 1
+        assert "than the plain loop" in visitor.page.inner_text("#headline")
+        visitor.page.locator("#sweeps input[type=range]").press("ArrowRight")  # it can be stepped through
+        visitor.page.get_by_text(re.compile(r"after 1 of \d+ sweeps")).wait_for()
+        with visitor.page.expect_download() as found:
+            visitor.page.click("#planned a")
+        assert found.value.suggested_filename == "planned.png"
+        with visitor.page.expect_download() as found:
+            visitor.page.get_by_text("numbers (npz)").click()
+        assert np.load(found.value.path())["x"].shape == (10, 1, 28, 28)
+
+
+def test_every_field_has_help(browser: Any, address: str) -> None:
+    with Visitor(browser, address) as visitor:
+        visitor.choose("plan", "selective")
+        visitor.page.click("#more button")
+        for tab, fields in {
+            "Sample": "model plan tol init guidance denoise runs labels count seed block sweeps positions",
+            "Invert": "invert-label",
+            "Plans": "tuned-batch labelled",
+        }.items():
+            visitor.tab(tab)
+            for field in fields.split():
+                label, help_text = TEXTS["fields"][field]
+                for text in (label, help_text):
+                    visitor.page.locator(f"#{field}").get_by_text(text, exact=True).first.wait_for()
+
+
+def opacity(visitor: Visitor) -> float:
+    """Of the samples."""
+    script = (
+        "let e = document.querySelector('#sequential'), o = 1; while (e) {o *= getComputedStyle(e).opacity;"
+    )
+    return float(visitor.page.evaluate(f"(() => {{{script} e = e.parentElement}} return o }})()"))
+
+
 def test_results_go_with_their_model(browser: Any, address: str) -> None:
     with Visitor(browser, address) as visitor:
         page = visitor.page
@@ -271,15 +324,24 @@ def test_results_go_with_their_model(browser: Any, address: str) -> None:
         assert button["y"] + button["height"] < 900  # is seen without scrolling
         visitor.ask(count=1)
         visitor.press("go")
-        visitor.wait("#after-sweeps img")
+        visitor.sampled("mnist: 1 sample from seed 0, sequential and auto")
+        assert opacity(visitor) == 1
         visitor.choose("model", "mnist-maf")
-        page.wait_for_selector("#sequential", state="hidden")
+        visitor.wait(".stale #sequential")
+        assert opacity(visitor) < 0.5
+        visitor.choose("model", "mnist")
+        page.wait_for_selector(".stale", state="detached")
+        assert opacity(visitor) == 1
+        visitor.choose("model", "mnist-maf")
         page.wait_for_selector("#labels", state="hidden")
+        visitor.choose("plan", "selective")
+        page.click("#more button")
+        page.wait_for_selector("#tol")
         page.wait_for_selector("#guidance", state="hidden")
         assert float(page.input_value("#tol input")) == jf.load("mnist-maf").default_tol
         visitor.press("go")
-        visitor.wait("#after-sweeps img")
-        assert page.inner_text("#title").startswith("mnist-maf: 1 sample from seed 0")
+        visitor.sampled("mnist-maf: 1 sample from seed 0, sequential and selective")
+        page.wait_for_selector(".stale", state="detached")
         page.get_by_text("after 0 of 783 steps").wait_for()
         visitor.choose("plan", "sequential")
         page.wait_for_selector("#tol", state="hidden")

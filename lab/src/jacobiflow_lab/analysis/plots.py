@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from jacobiflow.data.pictures import as_images, image_grid, save_strip
+from jacobiflow.core.pictures import as_images, image_grid, save_strip
 from jacobiflow_lab.analysis.convergence import Convergence
 from jacobiflow_lab.analysis.memory import Memory
 from jacobiflow_lab.analysis.redundancy import Redundancy, Variant

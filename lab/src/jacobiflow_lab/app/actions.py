@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import statistics
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,21 +13,13 @@ from jacobiflow.core.method import Plan
 from jacobiflow.core.results import Decoded
 from jacobiflow.flows.compare import Row, compare
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.tune import tune
+from jacobiflow.flows.plain_loop import plain_tarflow
+from jacobiflow.flows.tarflow import TarFlow
+from jacobiflow.flows.tune import clock_of, tune
 from jacobiflow_lab.analysis.convergence import Convergence, convergence
 from jacobiflow_lab.analysis.trajectory import Walk, finish, walk
-from jacobiflow_lab.app.models import (
-    MAX_RUNS,
-    MAX_SEED,
-    SWEEP_PLANS,
-    ModelRegistry,
-    chosen_guidance,
-    chosen_labels,
-    chosen_plan,
-    cycled,
-    max_samples,
-    whole,
-)
+from jacobiflow_lab.app import models as asked
+from jacobiflow_lab.app.models import ModelRegistry, max_samples, whole
 from jacobiflow_lab.app.visitors import Monitor
 
 STEPPED_SAMPLES = 10  # samples that are shown while stepping through a block
@@ -40,9 +33,11 @@ class SampleResult:
     seed: int
     labels: list[int]
     plan: Plan
+    plain: Row | None  # the plain loop; None for flows that it does not know, and with guidance
     rows: tuple[Row, Row]  # sequential and the chosen plan
     exact: Tensor
     decoded: Decoded  # by the chosen plan
+    denoised: bool  # whether noise was removed from the samples after the comparison
     convergence: Convergence
     stepped: Tensor  # noise of the first few samples
     condition: dict[str, Any]  # their labels and guidance
@@ -60,18 +55,19 @@ def sample(
     init: object,
     guidance: object,
     runs: object = 1,
+    denoise: object = False,
     monitor: Monitor = Monitor(),  # noqa: B008
 ) -> SampleResult:
-    """Decode the same noise sequentially and by a plan."""
+    """Decode the same noise by the plain loop, sequentially and by a plan."""
     flow = models[model]
-    n, start = whole(count, "Count", 1, max_samples(flow)), whole(seed, "Seed", 0, MAX_SEED)
-    repeats = whole(runs, "Timed runs", 1, MAX_RUNS)
-    name, options = chosen_plan(plan, tol, init)
-    cycle, guide = chosen_labels(labels, flow), chosen_guidance(guidance, flow)
-    begin = monitor.steps(repeats * (1 if name == "sequential" else 2) + 2)
+    n, start = whole(count, "Count", 1, max_samples(flow)), whole(seed, "Seed", 0, asked.MAX_SEED)
+    repeats = whole(runs, "Timed runs", 1, asked.MAX_RUNS)
+    name, options = asked.chosen_plan(plan, tol, init)
+    cycle, guide = asked.chosen_labels(labels, flow), asked.chosen_guidance(guidance, flow)
+    begin = monitor.steps(repeats * (2 if name == "sequential" else 3) + 2)
 
     def condition(n: int) -> dict[str, Any]:
-        return {"guidance": guide, **cycled(cycle, n)}
+        return {"guidance": guide, **asked.cycled(cycle, n)}
 
     with models.lock:
         used = flow.plan(name, n=n, guidance=guide, **options)
@@ -82,10 +78,24 @@ def sample(
             ["sequential", name],
             [n],
             repeats=repeats,
-            options=lambda p: options if p in SWEEP_PLANS else {},
+            options=lambda p: options if p in asked.SWEEP_PLANS else {},
             condition=condition,
             progress=lambda text: begin(f"decoding {text}"),
         )
+        plain, exact, decoded = None, outs["sequential"].x, outs[name]
+        if isinstance(flow, TarFlow) and not guide.weight:
+            times, clock = [], clock_of(z.device)
+            for _ in range(repeats):
+                begin(f"decoding batch {n}: plain loop")
+                began = clock()
+                off = (plain_tarflow(flow, z, **asked.cycled(cycle, n)) - exact).abs()
+                times.append(clock() - began)
+            figures: dict[str, Any] = {"largest": off.max().item(), "mean": off.mean().item()}
+            plain = replace(rows[0], plan="plain loop", seconds=statistics.median(times), **figures)
+        denoised = bool(denoise) and getattr(flow.config, "noise_std", 0.0) > 0
+        if denoised:
+            exact, x = (flow.denoise(x, **asked.cycled(cycle, n)) for x in (exact, decoded.x))
+            decoded = replace(decoded, x=x)
         stepped = z[:STEPPED_SAMPLES]
         begin("measuring the convergence of each block")
         curves = convergence(flow, stepped, **condition(len(stepped)))
@@ -94,9 +104,11 @@ def sample(
         seed=start,
         labels=cycle,
         plan=used,
+        plain=plain,
         rows=(rows[0], rows[-1]),
-        exact=outs["sequential"].x,
-        decoded=outs[name],
+        exact=exact,
+        decoded=decoded,
+        denoised=denoised,
         convergence=curves,
         stepped=stepped,
         condition=condition(len(stepped)),
@@ -148,19 +160,17 @@ def machine_plan(
 ) -> PlanResult:
     """The plan that "auto" uses on this machine. With `measure`, plans are timed and the fastest is shown."""
     flow = models[model]
-    n, with_labels = whole(batch, "Batch size", 1, max_samples(flow)), bool(labelled and flow.num_classes)
-    guide = chosen_guidance(guidance, flow)
+    n, guide = whole(batch, "Batch size", 1, max_samples(flow)), asked.chosen_guidance(guidance, flow)
+    labels = torch.arange(flow.num_classes) if labelled and flow.num_classes else None
     begin = monitor.steps(2 * len(flow.blocks) + 10)
+
+    def progress(text: str) -> None:
+        begin(f"measuring {text}")
+
     with models.lock:
-        if not measure:
-            plan = flow.plan("auto", n=n, guidance=guide)
+        if measure:
+            options: dict[str, Any] = {"clock": monitor.clock(flow), "progress": progress}
+            plan = tune(flow, n, labels=labels, guidance=guide, **options)
         else:
-            plan = tune(
-                flow,
-                n,
-                labels=torch.arange(flow.num_classes) if with_labels else None,
-                guidance=guide,
-                clock=monitor.clock(flow),
-                progress=lambda text: begin(f"measuring {text}"),
-            )
+            plan = flow.plan("auto", n=n, guidance=guide)
     return PlanResult(model=str(model), batch=n, guidance=guide, plan=plan)

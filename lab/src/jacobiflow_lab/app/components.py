@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import io
+import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from html import escape
 from typing import Any
 
 import gradio as gr
-from gradio.components.plot import PlotData
 
 from jacobiflow.core.hardware import out_of_memory
 from jacobiflow.core.results import JacobiflowError
-from jacobiflow_lab.app.views import Picture
 from jacobiflow_lab.app.visitors import Monitor, Visitors
 
 # Work waits in line. A look at a result does not.
@@ -21,36 +19,28 @@ WORK: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "work", "api_v
 LOOK: dict[str, Any] = WORK | {"concurrency_limit": 4, "concurrency_id": "look", "show_progress": "hidden"}
 READY = "Ready. This machine does one computation at a time."
 
-Fields = dict[str, Any]  # components by the names of the arguments that they become
+Look = dict[str, Any]  # how a component looks: arguments of its constructor and of its updates
 
 
-def picture(name: str, min_width: int = 220) -> gr.Plot:
-    """A picture with its caption.
-
-    gr.Image and gr.Gallery load pictures as files, and the gate lets no files out. gr.Plot gets them as data.
-    """
-    return gr.Plot(elem_id=name, elem_classes="picture", buttons=[], min_width=min_width)
-
-
-def shown(picture: Picture) -> Any:
-    """The update of a `picture`."""
-    image, caption = picture
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    address = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    return gr.update(value=PlotData(type="matplotlib", plot=address), label=caption)
-
-
-def table(name: str, *headers: str) -> gr.DataFrame:
-    """A table that cannot be edited."""
-    return gr.DataFrame(
-        headers=list(headers), interactive=False, show_label=False, buttons=[], wrap=True, elem_id=name
-    )
+def updates(looks: list[Look]) -> list[Any]:
+    """What an event returns for looks. Gradio keeps a copy of each update per visitor, but of no value."""
+    return [look["value"] if look.keys() == {"value"} else gr.update(**look) for look in looks]
 
 
 def status_line(name: str) -> gr.Textbox:
     """Shows progress, or why something cannot be done."""
-    return gr.Textbox(READY, show_label=False, container=False, interactive=False, lines=2, elem_id=name)
+    return gr.Textbox(READY, show_label=False, container=False, interactive=False, lines=1, elem_id=name)
+
+
+def dim_others(model: gr.Dropdown, results: gr.Column | gr.HTML, first: str | None = None) -> gr.State:
+    """Dim results while another model than theirs is chosen. Returns the name of theirs, at first `first`."""
+    shown = gr.State(first)
+
+    def dim(chosen: str, shown: str) -> Any:
+        return gr.update(elem_classes=["stale"] if chosen != shown else [])
+
+    gr.on([model.input, shown.change], dim, [model, shown], results, **LOOK)
+    return shown
 
 
 def attempt(work: Callable[[], list[Any]], outputs: int) -> list[Any]:
@@ -70,12 +60,15 @@ def attempt(work: Callable[[], list[Any]], outputs: int) -> list[Any]:
 def run_on(
     event: Callable[..., Any],
     work: Callable[..., list[Any]],
-    fields: Fields,
+    fields: dict[str, Any],
     status: gr.Textbox,
     outputs: list[Any],
     visitors: Visitors,
 ) -> None:
-    """Run work(monitor, **fields) when the event happens. The work ends when the visitor leaves."""
+    """Run work(monitor, **fields) when the event happens. The work ends when the visitor leaves.
+
+    fields: components by the names of the arguments that they become.
+    """
 
     def run(request: gr.Request, progress: gr.Progress = gr.Progress(), *values: Any) -> list[Any]:  # noqa: B008
         def check() -> None:
@@ -85,7 +78,17 @@ def run_on(
             check()
             progress(share, desc=text)
 
-        monitor = Monitor(report=report, check=check)
-        return attempt(lambda: work(monitor, **dict(zip(fields, values, strict=True))), len(outputs))
+        def checked() -> list[Any]:
+            check()  # nothing begins for somebody who left the line
+            monitor = Monitor(report=report, check=check)
+            return work(monitor, **dict(zip(fields, values, strict=True)))
+
+        try:
+            return attempt(checked, len(outputs))
+        finally:
+            with suppress(
+                OSError, AttributeError
+            ):  # threads leave memory in pieces; glibc returns it if asked
+                ctypes.CDLL(None).malloc_trim(0)
 
     event(run, list(fields.values()), [status, *outputs], show_progress_on=status, **WORK)

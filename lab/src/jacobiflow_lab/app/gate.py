@@ -10,20 +10,20 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import AsyncIterator, Collection
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException as Rejected
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jacobiflow_lab.app.invert import MAX_FILE_BYTES
 from jacobiflow_lab.app.visitors import Visitors
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MIN_FILE_BYTES = 2**16  # a smaller file counts as this many, which bounds their number
@@ -42,14 +42,7 @@ READS = PAGES | {DATA, f"{API}/upload_progress"}
 FOLDERS = ("/assets/", "/static/", HEARTBEAT)
 WRITES = {JOIN: MAX_JSON_BYTES, UPLOAD: MAX_FORM_BYTES}
 SESSION = re.compile(r"[\w-]{1,64}", re.ASCII)
-
-
-class Rejected(Exception):
-    """A request that does not reach the page. The message is the response."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
+FORM = re.compile(r'multipart/form-data; *boundary="?([\w\'()+,./:=?-]{1,70})"?', re.ASCII)
 
 
 def host_name(text: str) -> str:
@@ -74,33 +67,10 @@ def is_upload(path: object, folder: Path) -> bool:
         return False
 
 
-class Incoming:
-    """The body of a request while it comes in."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self.ended = False
-
-    async def chunk(self) -> bytes:
-        """The next bytes."""
-        message = await self._receive()
-        self.ended = not message.get("more_body", False)
-        if message["type"] == "http.disconnect":
-            raise Rejected(400, "the request ended early")
-        return bytes(message.get("body", b""))
-
-    async def drain(self) -> None:
-        """Read the rest: a client that is still sending when the connection closes loses the response."""
-        with suppress(TimeoutError, Rejected):
-            async with asyncio.timeout(DRAIN_SECONDS):
-                while not self.ended:
-                    await self.chunk()
-
-
 class Gate:
     """Wraps the page. names: hosts that it answers to. uploads: the folder of uploads."""
 
-    def __init__(self, app: App, *, names: Collection[str], uploads: Path, visitors: Visitors) -> None:
+    def __init__(self, app: ASGIApp, *, names: Collection[str], uploads: Path, visitors: Visitors) -> None:
         self.app = app
         self.names = {*LOOPBACK, *(name.lower() for name in names)}
         self.uploads = uploads
@@ -113,29 +83,39 @@ class Gate:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":  # the page uses no websockets
             return await send({"type": "websocket.close", "code": 1008})
-        body, incoming = bytearray(), Incoming(receive)
+        request, body = Request(scope, receive), bytearray()
+        incoming = request.stream()
         try:
-            listener = await self._check(scope, incoming, body)
-            if scope["method"] == "POST":
-                receive = _replay(bytes(body), receive)
+            listener = await self._check(request, incoming, body)
+            if request.method == "POST":
+                receive = _replay(body, receive)
             with self.visitors.connected(listener) if listener else nullcontext():
                 await self.app(scope, receive, send)
         except Rejected as error:
-            await _answer(send, incoming, error)
+            # A client that is still sending when the connection closes loses the response.
+            with suppress(TimeoutError, ClientDisconnect):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    _ = [None async for _ in incoming]
+            headers = {"x-content-type-options": "nosniff", "connection": "close"}
+            await PlainTextResponse(f"{error.detail}\n", error.status_code, headers)(scope, receive, send)
+        except ClientDisconnect:
+            pass  # nobody reads an answer
         finally:
             self._held -= len(body)
 
-    async def _check(self, scope: Scope, incoming: Incoming, body: bytearray) -> str | None:
+    async def _check(self, request: Request, incoming: AsyncIterator[bytes], body: bytearray) -> str | None:
         """Reject a request or read its body. Returns the session that listens for messages, if any."""
-        self._check_host(scope)
-        path, method = scope["path"], scope["method"]
-        if method in ("GET", "HEAD") and (path in READS or path.startswith(FOLDERS)):
-            return self._admit(_listener(scope)) if path == DATA or path.startswith(HEARTBEAT) else None
-        if method != "POST" or path not in WRITES:
+        self._check_host(request.scope)
+        path = request.scope["path"]
+        if request.method in ("GET", "HEAD") and (path in READS or path.startswith(FOLDERS)):
+            if path.startswith(HEARTBEAT):
+                return self._admit(path.removeprefix(HEARTBEAT))
+            return self._admit(request.query_params.get("session_hash")) if path == DATA else None
+        if request.method != "POST" or path not in WRITES:
             raise Rejected(404, "the playground has no such page")
-        await self._read(scope, incoming, body, WRITES[path])
+        await self._read(request, incoming, body, WRITES[path])
         if path == UPLOAD:
-            _check_form(scope, body)
+            _check_form(request, body)
             self._make_room(len(body))
         else:
             self._check_json(body)
@@ -143,7 +123,12 @@ class Gate:
 
     def _check_json(self, body: bytearray) -> None:
         """Reject documents that name files other than uploads. Gradio reads exactly the checked document."""
-        document = _parse(body)
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            raise Rejected(400, "the request is not a JSON object")
         if not all(is_upload(path, self.uploads) for path in _paths(document)):
             raise Rejected(403, "this file was not uploaded here: upload an image first")
         self._admit(document.get("session_hash"))
@@ -154,12 +139,11 @@ class Gate:
     def _check_host(self, scope: Scope) -> None:
         """Reject foreign names of this machine (DNS rebinding) and requests from pages of other sites."""
         here = str((scope.get("server") or [""])[0]).removeprefix("::ffff:")  # the address connected to
-        headers = [(key.lower(), value.decode("latin-1")) for key, value in scope["headers"]]
-        hosts = [value for key, value in headers if key == b"host"]
-        origins = [urlsplit(value).netloc for key, value in headers if key == b"origin"]
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
         if len(hosts) != 1:
             raise Rejected(400, "a request needs one Host header")
-        for host in hosts + origins:
+        for host in hosts + [urlsplit(origin).netloc for origin in headers.getlist("origin")]:
             name = host_name(host)
             if not name or name not in {*self.names, here}:
                 raise Rejected(
@@ -175,16 +159,17 @@ class Gate:
             raise Rejected(503, f"{self.visitors.limit} visitors are here already: try again later")
         return session
 
-    async def _read(self, scope: Scope, incoming: Incoming, body: bytearray, limit: int) -> None:
+    async def _read(
+        self, request: Request, incoming: AsyncIterator[bytes], body: bytearray, limit: int
+    ) -> None:
         """Read the whole body within its limit, whatever length the header declares."""
         too_large = Rejected(413, f"the request is too large: {limit // 2**20} MB is the most")
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        declared = request.headers.get("content-length", "0")
         if not declared.isdigit() or int(declared) > limit:
             raise too_large
         try:
             async with asyncio.timeout(READ_SECONDS):
-                while not incoming.ended:
-                    chunk = await incoming.chunk()
+                async for chunk in incoming:
                     if len(body) + len(chunk) > limit:
                         raise too_large
                     if self._held + len(chunk) > MAX_HELD_BYTES:
@@ -208,30 +193,12 @@ class Gate:
             raise Rejected(503, "there is no room for more uploads: try again later")
 
 
-def _listener(scope: Scope) -> object:
-    """The session_hash of a request that waits for messages."""
-    if scope["path"] == DATA:
-        return parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [None])[0]
-    return scope["path"].removeprefix(HEARTBEAT)
-
-
-def _check_form(scope: Scope, body: bytearray) -> None:
+def _check_form(request: Request, body: bytearray) -> None:
     """Reject a form that is not one complete file: gradio would leave pieces of it in its folder."""
-    kind = dict(scope["headers"]).get(b"content-type", b"")
-    found = re.match(rb'multipart/form-data; *boundary="?([\w\'()+,./:=?-]{1,70})"?$', kind)
-    line = b"--" + found[1] if found else b""
+    found = FORM.fullmatch(request.headers.get("content-type", ""))
+    line = b"--" + found[1].encode() if found else b""
     if not found or body.count(line) != 2 or not body.rstrip().endswith(line + b"--"):
         raise Rejected(400, "an upload is a form with one file: upload one image")
-
-
-def _parse(body: bytearray) -> dict[str, Any]:
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
-        raise Rejected(400, "the request is not a JSON object")
-    return document
 
 
 def _paths(document: Any) -> list[Any]:
@@ -247,28 +214,11 @@ def _paths(document: Any) -> list[Any]:
     return found
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytearray, receive: Receive) -> Receive:
     """Replays the body that was read, then what follows it."""
-    waiting = [body]
+    waiting: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
     async def again() -> Message:
-        if waiting:
-            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
-        return await receive()
+        return waiting.pop() if waiting else await receive()
 
     return again
-
-
-async def _answer(send: Send, incoming: Incoming, error: Rejected) -> None:
-    """Send one line and close the connection."""
-    body = f"{error}\n".encode()
-    headers = [
-        (b"content-type", b"text/plain; charset=utf-8"),
-        (b"x-content-type-options", b"nosniff"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    await incoming.drain()
-    await send({"type": "http.response.body", "body": b""})

@@ -13,9 +13,9 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from jacobiflow.core.pictures import as_images
 from jacobiflow.core.results import Decoded
 from jacobiflow.data.decoding import Form, Pixels, decode
-from jacobiflow.data.pictures import as_images
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import prepare
 from jacobiflow.flows.flow import Flow
@@ -82,8 +82,10 @@ def uploaded_pixels(path: str | Path | None, flow: Flow) -> tuple[Pixels, bool]:
         raise UserError("there is no image: upload one first")
     if not Path(path).is_file():  # reading a device or a pipe never ends
         raise UserError("the image is no longer here: upload it again")
+    channels = _shape(flow)[0]
     try:
-        pixels = _read(Path(path), flow)
+        _check_size(Path(path))
+        pixels = decode(Path(path), Form(size=None, channels=channels, fit="pad"))
     except UserError:
         raise
     except (UnidentifiedImageError, Image.DecompressionBombError):
@@ -94,45 +96,40 @@ def uploaded_pixels(path: str | Path | None, flow: Flow) -> tuple[Pixels, bool]:
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise UserError(f"the image cannot be read ({reason}): upload another one") from None
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
-    inverted = _channels(flow) == 1 and float(border.mean()) > 127.5
+    inverted = channels == 1 and float(border.mean()) > 127.5
     return _resized(255 - pixels if inverted else pixels, flow), inverted
 
 
-def _read(path: Path, flow: Flow) -> Pixels:
-    size = path.stat().st_size
+def _check_size(path: Path) -> None:
+    size, most = path.stat().st_size, MAX_SIDE_PIXELS
     if size > MAX_FILE_BYTES:
         raise UserError(f"the file has {size / 2**20:.0f} MB: upload at most {MAX_FILE_BYTES // 2**20} MB")
     with Image.open(path) as header:
-        if max(header.size) > MAX_SIDE_PIXELS:
+        if max(header.size) > most:
             raise UserError(
-                f"the image has {header.width} x {header.height} pixels: "
-                f"upload at most {MAX_SIDE_PIXELS} x {MAX_SIDE_PIXELS}"
+                f"the image has {header.width} x {header.height} pixels: upload at most {most} x {most}"
             )
-    return decode(path, Form(size=None, channels=_channels(flow), fit="pad"))
 
 
-def _channels(flow: Flow) -> int:
-    return flow.data_shape[0] if len(flow.data_shape) == 3 else 1
+def _shape(flow: Flow) -> torch.Size:
+    """Channels, height and width of the flow's images."""
+    images = as_images(torch.empty(1, *flow.data_shape))
+    assert images is not None, "the registry holds models of images only"
+    return images.shape[1:]
 
 
 def _resized(pixels: Pixels, flow: Flow) -> Pixels:
     """Pixels [H, W, C] of any size as the flow's [C, H, W]."""
-    images = as_images(torch.empty(1, *flow.data_shape))
-    assert images is not None, "the registry holds models of images only"
-    form = Form(size=images.shape[-1], channels=_channels(flow), fit="pad")
+    form = Form(size=_shape(flow)[-1], channels=_shape(flow)[0], fit="pad")
     return decode(pixels[..., 0] if pixels.shape[2] == 1 else pixels, form).transpose(2, 0, 1)
 
 
 def _as_in_training(pixels: Pixels, flow: Flow) -> Tensor:
     """Pixels [C, H, W] as data [1, ...], with the noise that training adds."""
-    batch = prepare(
-        Images(torch.tensor(pixels)[None]),
-        torch.zeros(1, dtype=torch.long),
-        torch.Generator().manual_seed(0),
-        noise=training_noise(flow),
-        noise_std=getattr(flow.config, "noise_std", 0.0),
-    )
-    return batch.x.reshape(1, *flow.data_shape).to(next(flow.parameters()))
+    draw, noise_std = torch.Generator().manual_seed(0), getattr(flow.config, "noise_std", 0.0)
+    images, first = Images(torch.tensor(pixels)[None]), torch.zeros(1, dtype=torch.long)
+    x = prepare(images, first, draw, noise=training_noise(flow), noise_std=noise_std).x
+    return x.reshape(1, *flow.data_shape).to(next(flow.parameters()))
 
 
 def invert(
@@ -154,29 +151,25 @@ def invert(
     name, options = chosen_plan(plan, tol, init)
     labels = chosen_labels(label, flow)
     condition: dict[str, Any] = {"labels": labels[0]} if labels else {}
-    pixels, inverted = (
-        uploaded_pixels(upload, flow) if drawing is None else (drawn_pixels(drawing, flow), False)
-    )
+    if drawing is None:
+        pixels, inverted = uploaded_pixels(upload, flow)
+    else:
+        pixels, inverted = drawn_pixels(drawing, flow), False
     x = _as_in_training(pixels, flow)
     with models.lock, torch.no_grad():
         monitor.report(0.1, "encoding")
         z = flow.encode(x, **condition).z
-        log_prob, bits = flow.log_prob(x, **condition), flow.bits_per_dim(x, **condition)
-        by_label: list[float] = []
+        figures: dict[str, Any] = {
+            "log_prob": float(flow.log_prob(x, **condition)),
+            "bits_per_dim": float(flow.bits_per_dim(x, **condition)),
+            "by_label": (),
+        }
         if 1 < flow.num_classes <= MAX_COMPARED_LABELS:
             monitor.report(0.4, "computing the likelihood under each label")
             every = torch.arange(flow.num_classes)
-            by_label = flow.log_prob(x.expand(len(every), *flow.data_shape), every).tolist()
+            copies = x.expand(len(every), *flow.data_shape)
+            figures["by_label"] = tuple(flow.log_prob(copies, every).tolist())
         monitor.report(0.7, f"decoding, {name}")
         decoded = flow.decode(z, name, check=True, warn=False, **condition, **options)
         z = flow.from_sequence(z.reshape(flow.to_sequence(x).shape))
-    return InversionResult(
-        model=str(model),
-        x=x,
-        z=z,
-        decoded=decoded,
-        log_prob=float(log_prob),
-        bits_per_dim=float(bits),
-        by_label=tuple(by_label),
-        inverted=inverted,
-    )
+    return InversionResult(model=str(model), x=x, z=z, decoded=decoded, inverted=inverted, **figures)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import threading
+import tomllib
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 import torch
 
 from jacobiflow.core.method import INITS
+from jacobiflow.core.noise import Noise
+from jacobiflow.core.pictures import as_images
 from jacobiflow.core.results import JacobiflowError
-from jacobiflow.data.pictures import as_images
-from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.checkpoint import bundled_names, load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
@@ -27,6 +29,7 @@ MAX_SEED = 2**32 - 1
 MAX_TOL = 10
 MAX_GUIDANCE = 10
 SWEEP_PLANS = ("uniform", "selective")  # the plans that take a tolerance and a first guess
+TEXTS = tomllib.loads(files(__package__).joinpath("texts.toml").read_text(encoding="utf-8"))
 
 
 class UserError(JacobiflowError, ValueError):
@@ -49,16 +52,15 @@ class ModelRegistry:
                 raise UserError(f"--model {name}: {reason}")
             else:
                 self.left_out[name] = reason
+        self.names = list(self._flows)
+        # Nobody draws a lattice field.
+        self.invertible = [n for n, flow in self._flows.items() if not isinstance(flow, LatticeFlow)]
 
-    @property
-    def names(self) -> list[str]:
-        """Models that can be sampled."""
-        return list(self._flows)
-
-    @property
-    def invertible(self) -> list[str]:
-        """Models of images. Nobody draws a lattice field."""
-        return [name for name, flow in self._flows.items() if not isinstance(flow, LatticeFlow)]
+    def label_names(self, name: str) -> list[str]:
+        """The names of a model's labels in order: those of its data set, else the numbers."""
+        numbers = [str(i) for i in range(self[name].num_classes)]
+        words: list[str] = TEXTS["classes"].get(name.partition("-")[0], [])
+        return words if len(words) == len(numbers) else numbers
 
     def __getitem__(self, name: object) -> Flow:
         if not isinstance(name, str) or name not in self._flows:

@@ -13,11 +13,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import gradio as gr
 import torch
+import uvicorn
+from fastapi import FastAPI
 
 from jacobiflow_lab.app.gate import Gate, host_name
 from jacobiflow_lab.app.invert import MAX_FILE_BYTES
 from jacobiflow_lab.app.models import ModelRegistry, UserError
+from jacobiflow_lab.app.page import build
 from jacobiflow_lab.app.visitors import MAX_VISITORS, Visitors
 
 SYSTEM_FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")  # of the visitor
@@ -41,58 +45,33 @@ def serve(
     names = [host, *(_checked_name(name) for name in allow_host)]
     folder = TemporaryDirectory(prefix="jacobiflow-app-", ignore_cleanup_errors=True)
     with folder as uploads, _listen(host, port) as listener:
-        server = _server(model, device, listener, host, names, Path(uploads))
+        os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": uploads}
+        models, visitors = ModelRegistry(model, device), Visitors()
+
+        @asynccontextmanager
+        async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+            yield
+            shutil.rmtree(uploads, ignore_errors=True)  # here: uvicorn ends the process at SIGTERM
+
+        page = gr.mount_gradio_app(
+            FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan),
+            build(models, visitors, Path(uploads)),
+            path="/",
+            server_name=host,
+            server_port=listener.getsockname()[1],
+            footer_links=[],
+            **dict.fromkeys(("run_history", "enable_monitoring", "ssr_mode", "show_error"), False),
+            max_file_size=MAX_FILE_BYTES,
+            theme=gr.themes.Default(font=SYSTEM_FONTS, font_mono=SYSTEM_FONTS),
+            css=files(__package__).joinpath("page.css").read_text(),
+        )
+        gate = Gate(page, names=names, uploads=Path(uploads), visitors=visitors)
+        limits: dict[str, Any] = {"timeout_graceful_shutdown": 1, "limit_concurrency": CONNECTIONS}
+        server = uvicorn.Server(uvicorn.Config(gate, log_level="warning", **limits))
         # Browsers keep a connection open. Cutting it at the end is no error.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
         ready(f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}")
         server.run(sockets=[listener])
-
-
-def _server(
-    model: str,
-    device: torch.device | str,
-    listener: socket.socket,
-    host: str,
-    names: list[str],
-    uploads: Path,
-) -> Any:
-    """The page behind its gate. uploads: a folder that only this user can write to."""
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    os.environ["GRADIO_TEMP_DIR"] = str(uploads)
-    try:
-        import gradio as gr
-        import uvicorn
-        from fastapi import FastAPI
-    except ImportError:
-        raise UserError("the playground needs gradio: pip install 'jacobiflow-lab[app]'") from None
-    from jacobiflow_lab.app.page import build
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        shutil.rmtree(uploads, ignore_errors=True)  # here: uvicorn ends the process at SIGTERM
-
-    visitors = Visitors()
-    page = gr.mount_gradio_app(
-        FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan),
-        build(ModelRegistry(model, device), visitors, uploads),
-        path="/",
-        server_name=host,
-        server_port=listener.getsockname()[1],
-        footer_links=[],
-        run_history=False,
-        enable_monitoring=False,
-        ssr_mode=False,
-        show_error=False,
-        max_file_size=MAX_FILE_BYTES,
-        theme=gr.themes.Default(font=SYSTEM_FONTS, font_mono=SYSTEM_FONTS),
-        css=files(__package__).joinpath("page.css").read_text(),
-    )
-    gate = Gate(page, names=names, uploads=uploads, visitors=visitors)
-    config = uvicorn.Config(
-        gate, log_level="warning", timeout_graceful_shutdown=1, limit_concurrency=CONNECTIONS
-    )
-    return uvicorn.Server(config)
 
 
 def _checked_name(name: str) -> str:
@@ -107,17 +86,11 @@ def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise UserError(f"--port must be from 0 to 65535, not {port}")
     try:
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
         raise UserError(f"--host {host}: no such address") from None
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen()
+        return socket.create_server(address, family=family)
     except OSError as error:
-        listener.close()
-        raise UserError(
-            f"cannot listen on {host} port {port} ({error.strerror}): choose another --port"
-        ) from None
-    return listener
+        reason = f"cannot listen on {host} port {port} ({error.strerror})"
+        raise UserError(f"{reason}: choose another --port") from None

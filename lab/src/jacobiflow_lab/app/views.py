@@ -1,18 +1,23 @@
-"""Results as what the page shows: pictures with captions, tables, a figure and sentences."""
+"""Results as what the page shows: pictures with captions, numbers as texts. results.html arranges them."""
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import torch
+from jinja2 import Environment, PackageLoader
 from PIL import Image
 from torch import Tensor
 
 from jacobiflow.core.method import Method
-from jacobiflow.data.pictures import as_images, image_grid
+from jacobiflow.core.pictures import as_images, image_grid
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.plots import save_convergence
 from jacobiflow_lab.analysis.trajectory import Walk
@@ -25,7 +30,7 @@ NONFINITE_COLOUR = (0, 200, 255)  # in maps of deviations
 STEPPED_COLUMNS = 5
 
 Picture = tuple[Image.Image, str]  # with its caption
-Table = list[list[str]]
+Pictures = dict[str, Picture]  # by their ids
 
 
 def seconds(value: float) -> str:
@@ -39,7 +44,7 @@ def seconds(value: float) -> str:
 
 def deviation(value: float | None) -> str:
     """A deviation with two significant digits; None is one that is not finite."""
-    return "not finite" if value is None or not math.isfinite(value) else f"{value:.2g}"
+    return "not finite" if value is None or not math.isfinite(value) else f"{float(value):.2g}"
 
 
 def method_name(method: Method) -> str:
@@ -58,6 +63,24 @@ def block_name(i: int, count: int) -> str:
     """
     return f"{i} (next to the noise)" if i == 1 else f"{i} (next to the data)" if i == count else str(i)
 
+
+def data_url(content: bytes, kind: str = "application/octet-stream") -> str:
+    """Content as an address. Files have no other: the gate lets none out."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def png_url(image: Image.Image) -> str:
+    """A picture as an address."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return data_url(file.getvalue(), "image/png")
+
+
+TEMPLATES = Environment(loader=PackageLoader("jacobiflow_lab", "app"), autoescape=True)
+TEMPLATES.filters |= {"png": png_url, "base64": data_url}
+TEMPLATES.filters |= {"seconds": seconds, "deviation": deviation, "method": method_name}
+TEMPLATES.globals["block_name"] = block_name
+RESULTS: Any = TEMPLATES.get_template("results.html").module
 
 # Pictures
 
@@ -109,59 +132,49 @@ def grid_columns(n: int, labels: Sequence[int] = ()) -> int:
 # Sample
 
 
-def sample_title(result: SampleResult) -> str:
-    """What the results are of, as one sentence in Markdown."""
-    samples = "1 sample" if len(result.exact) == 1 else f"{len(result.exact)} samples"
-    return f"### {result.model}: {samples} from seed {result.seed}, sequential and {result.rows[1].plan}"
+def sample_file(result: SampleResult) -> bytes:
+    """The samples as arrays: by the plan, exact, and the labels in turn."""
+    file = io.BytesIO()
+    arrays = {"x": result.decoded.x, "exact": result.exact, "labels": torch.tensor(result.labels)}
+    numbers: dict[str, Any] = {name: t.detach().cpu().numpy() for name, t in arrays.items()}
+    np.savez_compressed(file, **numbers)
+    return file.getvalue()
 
 
-def sample_table(result: SampleResult) -> Table:
-    """Time and deviation of sequential decoding and of the plan."""
-    rows = result.rows[:1] if result.rows[0] == result.rows[1] else result.rows
-    return [
-        [r.plan, seconds(r.seconds), f"{r.speedup:.2f}x", deviation(r.largest), deviation(r.mean), r.summary]
-        for r in rows
-    ]
+def sample_html(flow: Flow, result: SampleResult) -> str:
+    """The samples, above the panel of steps."""
+    return str(RESULTS.sample(result, sample_pictures(flow, result), sample_file(result)))
 
 
-def block_table(result: SampleResult) -> Table:
-    """Method, sweeps and time per block of the plan."""
-    positions, count = result.convergence.blocks[0].length - 1, len(result.plan)
-    per_block = zip(result.plan, result.rows[1].sweeps, result.decoded.stats.blocks, strict=True)
-    return [
-        [block_name(i, count), method_name(method), f"{sweeps:.1f} of {positions}", seconds(stats.seconds)]
-        for i, (method, sweeps, stats) in enumerate(per_block, 1)
-    ]
+def block_html(result: SampleResult) -> str:
+    """Sweeps and convergence per block, below that panel."""
+    return str(RESULTS.blocks(result, convergence_picture(result)))
 
 
-def sample_pictures(flow: Flow, result: SampleResult) -> list[Picture]:
+def sample_pictures(flow: Flow, result: SampleResult) -> Pictures:
     """Sequential samples, those of the plan, and their difference."""
     base, row = result.rows
     columns, white = grid_columns(len(result.exact), result.labels), white_level(flow, result.exact)
+    exact, decoded = (grid(x, columns=columns, white=white) for x in (result.exact, result.decoded.x))
     difference, top = deviation_grid(result.decoded.x, result.exact, columns=columns)
     scale = f"black is 0, the brightest is {deviation(top)}" if top else "every pixel is the same"
-    return [
-        (grid(result.exact, columns=columns, white=white), f"sequential: exact, in {seconds(base.seconds)}"),
-        (grid(result.decoded.x, columns=columns, white=white), f"{row.plan}: in {seconds(row.seconds)}"),
-        (difference, f"difference: {scale}"),
-    ]
+    return {
+        "sequential": (exact, f"sequential: exact, in {seconds(base.seconds)}"),
+        "planned": (decoded, f"{row.plan}: in {seconds(row.seconds)}"),
+        "difference": (difference, f"difference: {scale}"),
+    }
 
 
-def step_pictures(
-    flow: Flow,
-    result: SampleResult,
-    steps: Walk,
-    after: tuple[Tensor, Tensor],
-    sweeps: float,
-    positions: float,
-) -> list[Picture]:
+def step_html(
+    flow: Flow, result: SampleResult, steps: Walk, after: Sequence[Tensor], sweeps: float, positions: float
+) -> str:
     """Samples after some sweeps, and after some single positions."""
     white = white_level(flow, result.exact)
     swept, sequential = (grid(x, columns=STEPPED_COLUMNS, white=white) for x in after)
-    return [
-        (swept, f"all positions at once: after {sweeps:g} of {len(steps.swept) - 1} sweeps"),
-        (sequential, f"one position at a time: after {positions:g} of {steps.length - 1} steps"),
-    ]
+    swept_caption = f"all positions at once: after {sweeps:g} of {len(steps.swept) - 1} sweeps"
+    caption = f"one position at a time: after {positions:g} of {steps.length - 1} steps"
+    pictures = {"after-sweeps": (swept, swept_caption), "after-positions": (sequential, caption)}
+    return str(RESULTS.pictures(pictures))
 
 
 def convergence_picture(result: SampleResult) -> Picture:
@@ -175,67 +188,29 @@ def convergence_picture(result: SampleResult) -> Picture:
 # Invert
 
 
-def inversion_table(result: InversionResult) -> Table:
-    """The figures of an inversion, by name."""
-    stats = result.decoded.stats
-    residual = 0.0 if stats.residual is None else float(stats.residual.max())
-    return [
-        ["model", result.model],
-        ["largest error", deviation(float(result.error.max()))],
-        ["mean error", deviation(float(result.error.mean()))],
-        ["log-likelihood", f"{result.log_prob:,.1f} nats"],
-        ["bits per dimension", f"{result.bits_per_dim:.3f}"],
-        ["error of the noise", deviation(residual)],
-        ["decoding time", seconds(stats.seconds)],
-        ["status", stats.status.name.lower().replace("_", " ")],
-    ]
-
-
-def inversion_pictures(result: InversionResult) -> list[Picture]:
+def inversion_pictures(result: InversionResult) -> Pictures:
     """The image, its noise, the reconstruction, and their difference."""
     difference, top = deviation_grid(result.decoded.x, result.x)
-    return [
-        (grid(result.x), "dark and light exchanged" if result.inverted else "with training noise"),
-        (grid(result.z, white=3.0), "noise, from -3 to 3"),
-        (grid(result.decoded.x), "decoded again"),
-        (difference, f"difference: up to {deviation(top)}"),
-    ]
+    return {
+        "image": (grid(result.x), "dark and light exchanged" if result.inverted else "with training noise"),
+        "noise": (grid(result.z, white=3.0), "noise, from -3 to 3"),
+        "reconstruction": (grid(result.decoded.x), "decoded again"),
+        "error": (difference, f"difference: up to {deviation(top)}"),
+    }
 
 
-def label_scores(result: InversionResult) -> dict[str, float]:
-    """Probability per label by Bayes' rule with equal priors, named with its log-likelihood."""
+def label_scores(result: InversionResult, names: Sequence[str]) -> dict[str, float]:
+    """Probability per label by Bayes' rule with equal priors, with its name and log-likelihood."""
     probabilities = torch.tensor(result.by_label, dtype=torch.float64).softmax(0).tolist()
-    scores = zip(result.by_label, probabilities, strict=True)
-    return {f"{i}: {log_prob:,.1f} nats": p for i, (log_prob, p) in enumerate(scores)}
+    scores = zip(names, result.by_label, probabilities, strict=False)
+    return {f"{name}: {log_prob:,.1f} nats": p for name, log_prob, p in scores}
 
 
-# Plans
+def inversion_html(result: InversionResult, names: Sequence[str]) -> str:
+    """All about an inversion. names: those of the labels."""
+    return str(RESULTS.inversion(result, inversion_pictures(result), label_scores(result, names)))
 
 
-def plan_text(result: PlanResult) -> str:
-    """What the plan is for and how fast it is, in Markdown."""
-    guidance = f", guidance {result.guidance.weight:g}" if result.guidance.weight else ""
-    what = f"### {result.model}, batches of {result.batch}{guidance}\n\n"
-    if not result.plan.about:
-        return f"{what}Plan auto uses this plan. Press Tune to time it against others."
-    measured, setting = result.plan.about["measured"], result.plan.about["setting"]
-    return (
-        f"{what}The fastest of {len(result.plan.about['tried'])} plans. The largest deviation from exact is "
-        f"{deviation(measured['deviation'])}; {setting['max_deviation']:g} is allowed. Measured on "
-        f"{measured['rows']} samples.\n\n"
-        f"{setting['machine']}, {setting['device']}, threads: {setting['threads']}"
-    )
-
-
-def plan_table(result: PlanResult) -> Table:
-    """The method of each block; then time and deviation of the whole plan, if it was timed."""
-    table = []
-    for i, method in enumerate(result.plan, 1):
-        init = "" if method.width == 1 else str(method.init)
-        table.append([block_name(i, len(result.plan)), method_name(method), init, "", "", "", ""])
-    if not result.plan.about:
-        return table
-    measured = result.plan.about["measured"]
-    base = measured["sequential_seconds"]
-    times = [seconds(measured["seconds"]), seconds(base), f"{measured['speedup']:.2f}x"]
-    return [*table, ["all", "", "", *times, deviation(measured["deviation"])]]
+def plan_html(result: PlanResult) -> str:
+    """All about a plan."""
+    return str(RESULTS.plan(result))

@@ -16,7 +16,7 @@ from jacobiflow.flows.tune import clock_of
 from jacobiflow_lab.app.models import UserError
 
 MAX_VISITORS = 50  # sessions at a time
-MAX_WAITING = 20  # requests in line, of all visitors
+MAX_WAITING = MAX_VISITORS  # requests in line
 CONNECT_SECONDS = 5.0  # from a session's request until it listens for the answer
 
 
@@ -40,18 +40,16 @@ class Visitors:
     def __init__(self, limit: int = MAX_VISITORS) -> None:
         self.limit = limit
         self._open: Counter[str] = Counter()  # connections per session
-        self._expected: dict[str, float] = {}  # time at which a session without a connection ends
+        self._until: dict[str, float] = {}  # when the place of a session without a connection ends
         self._lock = threading.Lock()
 
     def admit(self, session: str) -> bool:
         """Whether there is room for this session. It has a few seconds to connect."""
-        now = time.monotonic()
         with self._lock:
-            self._expected = {s: until for s, until in self._expected.items() if until > now}
-            here = self._open.keys() | self._expected.keys()
+            here = self._here()
             if session not in here and len(here) >= self.limit:
                 return False
-            self._expected[session] = now + CONNECT_SECONDS
+            self._until[session] = time.monotonic() + CONNECT_SECONDS
             return True
 
     @contextmanager
@@ -59,21 +57,25 @@ class Visitors:
         """A connection of an admitted session, while it is open."""
         with self._lock:
             self._open[session] += 1
-            self._expected.pop(session, None)
+            self._until.pop(session, None)
         try:
             yield
         finally:
             with self._lock:
                 self._open[session] -= 1
-                if not self._open[session]:
-                    del self._open[session]
 
     def check(self, session: str | None) -> None:
         """Raise VisitorLeft unless the session is here."""
         with self._lock:
-            here = session in self._open or self._expected.get(session or "", 0.0) > time.monotonic()
-        if not here:
-            raise VisitorLeft("the visitor has left")
+            if session not in self._here():
+                raise VisitorLeft("the visitor has left")
+
+    def _here(self) -> set[str]:
+        """The sessions now. Those that left are forgotten."""
+        now = time.monotonic()
+        self._open = +self._open
+        self._until = {session: until for session, until in self._until.items() if until > now}
+        return {*self._open, *self._until}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ from typing import Annotated
 import tyro
 
 from jacobiflow.cli.options import note, parse, pick_device
-from jacobiflow_lab.app.gate import LOOPBACK
-from jacobiflow_lab.app.serve import serve
+from jacobiflow_lab.app.models import UserError
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,13 @@ class Args:
 def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = parse(Args, argv, command="app")
+    try:
+        import gradio  # noqa: F401
+
+        from jacobiflow_lab.app.gate import LOOPBACK
+        from jacobiflow_lab.app.serve import serve
+    except ImportError:
+        raise UserError("the playground needs gradio: pip install 'jacobiflow-lab[app]'") from None
 
     def ready(address: str) -> None:
         if args.host not in LOOPBACK:

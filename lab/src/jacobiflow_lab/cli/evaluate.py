@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from textwrap import fill
@@ -24,11 +25,11 @@ from jacobiflow.cli.options import (
     pick_device,
     refuse_context,
     report,
-    table,
 )
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.results import Decoded
-from jacobiflow.data.sources import DataConfig, Images, load_images
+from jacobiflow.core.tables import table
+from jacobiflow.data.sources import DataConfig, Images, Survey, load_images, survey
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.lattice import evaluation as ising
@@ -79,8 +80,8 @@ class Args:
     tol: Annotated[float | None, tyro.conf.arg(metavar="TOL")] = None
     """Tolerance of blocks that are swept. Default: the model's."""
     guidance: GuidanceOptions
-    denoise: bool = True
-    """Remove the noise of training, if there was any, from samples."""
+    no_denoise: bool = False
+    """Keep the noise of training in samples. Default: it is removed, if there was any."""
     noise: Annotated[
         Literal["gaussian", "dequantize", "binary", "none"] | None, tyro.conf.arg(metavar="NOISE")
     ] = None
@@ -201,13 +202,26 @@ def load_data(args: Args, flow: Flow) -> Images:
             raise ValueError(f"--data: samples of {shape[0]} numbers are not images")
         shape = (1, side, side)
     classes = flow.num_classes if args.labels != "none" else 0
-    train, held = load_images(
-        DataConfig(source=args.data), image_size=shape[1], channels=shape[0], num_classes=classes
-    )
+    config = DataConfig(source=args.data)
+    compare(config, Survey(0, ((shape[1], shape[1]),), shape[0], flow.num_classes))
+    train, held = load_images(config, image_size=shape[1], channels=shape[0], num_classes=classes)
     found = train if args.split == "train" else held
+    if int(found.pixels.max()) <= 1:
+        raise ValueError(f"--data {args.data}: no pixel is above 1: store pixels from 0 to 255")
     if len(found) < 2:
         raise ValueError(f"--data {args.data} has {len(found)} images for --split {args.split}: 2 are needed")
     return found
+
+
+def compare(config: DataConfig, model: Survey) -> None:
+    """Warn if the images of a source are not as the model's: they are converted, and may be other images."""
+    data = survey(config)
+    if str(data) != str(model):
+        warnings.warn(
+            f"the images of {config.source} are {data}, those of the model are {model}: they are converted, "
+            "so check that these are the images that the model was trained on",
+            stacklevel=2,
+        )
 
 
 def measure(args: Args, flow: Flow, images: Images | None, world: World) -> Measured:
@@ -224,7 +238,7 @@ def measure(args: Args, flow: Flow, images: Images | None, world: World) -> Meas
             tol=args.tol,
             labels=labels,
             guidance=args.guidance.for_flow(flow, args.labels),
-            denoise=args.denoise,
+            denoise=not args.no_denoise,
             noise=args.noise,
             seed=args.seed,
             batch=args.batch or 64,

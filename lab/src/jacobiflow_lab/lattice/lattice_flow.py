@@ -131,7 +131,7 @@ class LatticeFlow(MAF):
         y = super().from_sequence(x)
         return y if self.linear is None else y @ self.linear
 
-    def stretch(self) -> Tensor | float:
+    def data_log_det(self) -> Tensor | float:
         return 0.0 if self.linear is None else torch.linalg.slogdet(self.linear).logabsdet
 
     def training_loss(self, x: Tensor, labels: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jacobiflow.data.pictures import as_images
+from jacobiflow.core.pictures import as_images
 from jacobiflow_lab.analysis.plots import save_masked, save_redundancy
 from jacobiflow_lab.analysis.redundancy import Masked, Redundancy, redundancy
 from jacobiflow_lab.metrics import as_pixels, features, load_inception, paired_distance

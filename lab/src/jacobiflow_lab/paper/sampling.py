@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Method, Plan
-from jacobiflow.data.pictures import as_images
+from jacobiflow.core.pictures import as_images
 from jacobiflow_lab.metrics import as_pixels
 from jacobiflow_lab.metrics.samples import Sampling
 from jacobiflow_lab.paper.session import Task

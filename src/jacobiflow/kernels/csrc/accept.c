@@ -1,4 +1,4 @@
-/* What a sweep made final: `accept` of core/stopping.py for float32, in one pass. */
+/* What a sweep made final: `accept` of core/rows.py for float32, in one pass. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>

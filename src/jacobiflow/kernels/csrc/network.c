@@ -22,12 +22,25 @@ static Range own(const Worker *me, long panels) {
     return (Range){panels * me->index / me->sharers, panels * (me->index + 1) / me->sharers};
 }
 
-/* A thread's columns of c = a w, where w is a packed matrix [depth][columns]. */
+/* The left-hand side of a product with weights of a layer, and the other side that goes with it. */
+typedef struct {
+    const float *a;
+    long lda;
+    Panels right;
+} Factors;
+
+static Factors factors(const Worker *me, long rows, const float *a, long lda, const float *w, long depth) {
+    if (!me->job->net->pairs) return (Factors){a, lda, {w, PANEL, depth * PANEL, depth, 0}};
+    to_pairs(rows, a, lda, depth, me->pairs, me->ld.pairs);
+    return (Factors){me->pairs, me->ld.pairs, {w, PANEL, up(depth) / 2 * PANEL, up(depth) / 2, 1}};
+}
+
+/* A thread's columns of c = a w, where w is a packed matrix [depth][columns] of a layer. */
 static void multiply(const Worker *me, long rows, const float *a, long lda, const float *w, const float *bias,
                      long depth, long columns, float *c, long ldc, int what) {
     Range range = own(me, up(columns) / PANEL);
-    Panels right = {w, PANEL, depth * PANEL, depth};
-    product(rows, a, lda, right, range.first, range.last, c, ldc, bias, what);
+    Factors f = factors(me, rows, a, lda, w, depth);
+    product(rows, f.a, f.lda, f.right, range.first, range.last, c, ldc, bias, what);
 }
 
 /* rows of x to mean 0 and variance 1; padding beyond `width` is zero before and after */
@@ -127,8 +140,9 @@ static void embed(const Worker *me, const Run *run) {
         for (long j = first; j < end; j++) row[j] = condition ? e[j] + condition[j] : e[j];
         for (long j = end; j < last; j++) row[j] = 0;
     }
-    multiply(me, run->count, given->x + run->sample * given->x_row + run->from * net->dim, net->dim, net->in, 0,
-             net->dim, net->width, h, me->ld.h, ADD);
+    Panels right = {net->in, PANEL, net->dim * PANEL, net->dim, 0};
+    product(run->count, given->x + run->sample * given->x_row + run->from * net->dim, net->dim, right, range.first,
+            range.last, h, me->ld.h, 0, ADD);
 }
 
 /* The head of a run in a layer. */
@@ -163,11 +177,11 @@ static void project(const Worker *me, long l, const Run *runs, long count, long 
     Range range = own(me, 3 * panels), q = range, kv = range;
     if (q.last > panels) q.last = panels;
     if (kv.first < panels) kv.first = panels;
-    Panels right = {w->qkv, PANEL, net->width * PANEL, net->width};
     normalise(rows, net->width, me->h + at * me->ld.h, me->ld.h, me->y, me->ld.y);
-    product(rows, me->y, me->ld.y, right, q.first, q.last, me->q + at * me->ld.q, me->ld.q, w->qkv_bias, SET);
+    Factors f = factors(me, rows, me->y, me->ld.y, w->qkv, net->width);
+    product(rows, f.a, f.lda, f.right, q.first, q.last, me->q + at * me->ld.q, me->ld.q, w->qkv_bias, SET);
     float *big = me->big - panels * PANEL; /* panels of keys are the first in it */
-    product(rows, me->y, me->ld.y, right, kv.first, kv.last, big, me->ld.big, w->qkv_bias, SET);
+    product(rows, f.a, f.lda, f.right, kv.first, kv.last, big, me->ld.big, w->qkv_bias, SET);
     kv.first -= panels, kv.last -= panels;
     for (const Run *run = runs; run < runs + count; run++) {
         long first = larger(run->at, at), end = run->at + run->count, last = smaller(end, at + rows);
@@ -237,7 +251,9 @@ void evaluate(const Worker *me, Window window, Group group) {
         if (together && (job->columns || !job->rows->layer)) meet(&job->meeting);
         for (long i = 0; i < rows; i += some) finish(me, net->layers + l, i, smaller(rows - i, some));
     }
-    multiply(me, rows, me->h, me->ld.h, net->out, net->out_bias, net->width, net->params, me->q, me->ld.q, SET);
+    Range range = own(me, up(net->params) / PANEL);
+    Panels right = {net->out, PANEL, net->width * PANEL, net->width, 0};
+    product(rows, me->h, me->ld.h, right, range.first, range.last, me->q, me->ld.q, net->out_bias, SET);
     meet_columns(me);
     for (long i = 0; i < count; i += job->rows->branches)
         if (mine(me, runs[i].sample)) emit(me, window, runs + i);

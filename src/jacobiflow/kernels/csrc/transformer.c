@@ -24,7 +24,10 @@ static long shared_floats(const Job *job) {
     return job->group * (ld.h + ld.q) + job->some * ld.big;
 }
 
-static long own_floats(const Job *job) { return job->some * strides(job->net).y + attention_room(job->net->length); }
+static long own_floats(const Job *job) {
+    Strides ld = strides(job->net);
+    return job->some * (ld.y + ld.pairs) + attention_room(job->net->length);
+}
 
 /* Parameters of the samples that are solved together, then the parts of the threads. */
 static long theta_floats(const Job *job) { return job->z ? up(job->group * job->net->params) : 0; }
@@ -43,7 +46,8 @@ static Worker equipped(Job *job, int index) {
     me.q = me.h + job->group * me.ld.h;
     me.big = me.q + job->group * me.ld.q;
     me.y = at + parts * shared_floats(job) + index * own_floats(job);
-    me.room = me.y + job->some * me.ld.y;
+    me.pairs = me.y + job->some * me.ld.y;
+    me.room = me.pairs + job->some * me.ld.pairs;
     return me;
 }
 

@@ -7,7 +7,7 @@
 #include "team.h"
 #include "vector.h"
 
-/* Weights of one layer, the norms' folded in, each matrix packed in panels. */
+/* Weights of one layer, the norms' folded in, each matrix packed in panels, of pairs if the network has `pairs`. */
 typedef struct {
     const float *qkv, *qkv_bias, *proj, *proj_bias, *up, *up_bias, *down, *down_bias;
 } Layer;
@@ -16,6 +16,7 @@ typedef struct {
     long length, dim, width, heads, head_dim, hidden, depth, params;
     const float *in, *embed, *out, *out_bias; /* embed: [T, width], the bias of `in` added */
     const Layer *layers;
+    long pairs; /* whether layers multiply in bfloat16 */
 } Net;
 
 /* The samples of a call. Guided ones have two branches, the informed one first, which read the same x. */
@@ -61,7 +62,7 @@ typedef struct {
 INLINE long apart(long columns) { return up(columns) + PANEL; }
 
 typedef struct {
-    long h, q, y, big;
+    long h, q, y, big, pairs;
 } Strides;
 
 INLINE long larger(long a, long b) { return a > b ? a : b; }
@@ -70,10 +71,11 @@ INLINE long smaller(long a, long b) { return a < b ? a : b; }
 INLINE Strides strides(const Net *net) {
     long mixed = net->heads * up(net->head_dim);
     return (Strides){apart(net->width), apart(larger(mixed, net->params)), apart(net->width),
-                     apart(larger(2 * mixed, net->hidden))};
+                     apart(larger(2 * mixed, net->hidden)),
+                     net->pairs ? apart(larger(up(net->width), larger(mixed, up(net->hidden))) / 2) : 0};
 }
 
-/* What a thread works in. Threads that share columns share all of it but y and room. */
+/* What a thread works in. Threads that share columns share all of it but y, room and pairs. */
 typedef struct {
     Job *job;
     int index, sharers; /* sharers: threads that share columns, 1 if this one has them all */
@@ -81,6 +83,7 @@ typedef struct {
     float *h, *q;    /* [group]: the residual stream; queries, then what they attend to, at last the outputs */
     float *big;      /* [some]: keys and values, or hidden units */
     float *y, *room; /* [some]: normalised rows; and room for attention */
+    float *pairs;    /* [some]: the rows of a product in bfloat16 */
 } Worker;
 
 /* Whether this thread does piece `i` of a step that is no product. */

@@ -1,17 +1,24 @@
-"""Tensors of images as PNG files."""
+"""Tensors of images as PNG files. Pillow is imported where a picture is made: it is slow to import."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from jacobiflow.flows.nonfinite import nonfinite_rows
+from jacobiflow.core.files import write_bytes
+from jacobiflow.core.results import nonfinite_rows
 
+if TYPE_CHECKING:
+    from PIL import Image
+
+MOST_COLUMNS = 16  # of a grid, unless it is asked for more
+SHOWN = 400  # images, at most, of a grid that shows samples
 TILE_GREY, CROSS_GREY = 176, 32  # of the tile that stands for a sample that is not finite
 
 
@@ -45,8 +52,10 @@ def _crossed_out(height: int, width: int) -> np.ndarray:
     return np.where(cross, CROSS_GREY, TILE_GREY).astype(np.uint8)[..., None]
 
 
-def image_grid(x: Tensor, *, columns: int = 8, gap: int = 1) -> Image.Image:
+def image_grid(x: Tensor, *, columns: int, gap: int = 1) -> Image.Image:
     """Images [N, C, H, W] in [-1, 1] as one picture, row by row."""
+    from PIL import Image
+
     pixels = to_pixels(x)
     n, h, w, c = pixels.shape
     rows = -(-n // columns)
@@ -57,10 +66,33 @@ def image_grid(x: Tensor, *, columns: int = 8, gap: int = 1) -> Image.Image:
     return Image.fromarray(sheet[..., 0] if c == 1 else sheet)
 
 
-def save_grid(x: Tensor, path: str | Path, *, columns: int = 8, gap: int = 1, zoom: int = 2) -> None:
-    """Write `image_grid` as a PNG, enlarged `zoom` times."""
-    picture = image_grid(x, columns=columns, gap=gap)
-    picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST).save(path)
+def save_images(
+    x: Tensor, path: str | Path, *, columns: int | None = None, gap: int = 1, zoom: int = 2
+) -> None:
+    """Write samples in [-1, 1] as one PNG, row by row, enlarged `zoom` times.
+
+    x: images [N, C, H, W], or square grey ones as vectors [N, H * W].
+    columns: default: about as many as rows.
+    """
+    write_bytes(Path(path), sheet_bytes(x, columns=columns, gap=gap, zoom=zoom))
+
+
+def sheet_bytes(x: Tensor, *, columns: int | None = None, gap: int = 1, zoom: int = 2) -> bytes:
+    """The PNG that `save_images` writes."""
+    images = as_images(x)
+    if images is None or not len(images):
+        raise ValueError(f"samples of shape {list(x.shape)} are no images: save the numbers, as np.save does")
+    columns = columns or min(MOST_COLUMNS, math.ceil(math.sqrt(len(images))))
+    picture = image_grid(images, columns=columns, gap=gap)
+    size = (picture.width * zoom, picture.height * zoom)
+    return png_bytes(picture.resize(size, resample=0))  # 0: the nearest pixel
+
+
+def png_bytes(picture: Image.Image) -> bytes:
+    """The content of a PNG file."""
+    stream = BytesIO()
+    picture.save(stream, "png")
+    return stream.getvalue()
 
 
 def save_strip(
@@ -70,6 +102,8 @@ def save_strip(
 
     The tensors are anything that `as_images` takes.
     """
+    from PIL import Image, ImageDraw, ImageFont
+
     pictures = [as_images(x[:shown]) for _, x in rows]
     zoom = max(1, round(56 / max(p.shape[-1] for p in pictures if p is not None)))
     font, line, gap = ImageFont.load_default(13), 20, 2
@@ -89,4 +123,4 @@ def save_strip(
         top += strip.shape[0] + gap
         draw.text((4, top), caption, fill="black", font=font)
         top += line
-    sheet.crop((0, 0, width, top)).save(path)
+    write_bytes(Path(path), png_bytes(sheet.crop((0, 0, width, top))))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from jacobiflow.data.pictures import save_grid, save_strip, to_pixels
+from jacobiflow.core.pictures import save_images, save_strip, to_pixels
 
 
 def test_the_ends_and_the_middle_of_the_range() -> None:
@@ -38,7 +38,7 @@ X......X
 def test_an_image_that_is_not_finite_is_crossed_out(channels: int, value: float, tmp_path: Path) -> None:
     x = torch.full((3, channels, 8, 8), -1.0)
     x[1, -1, 5, 2] = value  # one number is enough
-    save_grid(x, tmp_path / "a.png", columns=3, gap=1, zoom=1)
+    save_images(x, tmp_path / "a.png", columns=3, gap=1, zoom=1)
     with Image.open(tmp_path / "a.png") as picture:
         sheet = np.asarray(picture.convert("RGB")).astype(int)
     tiles = [sheet[1:9, left : left + 8] for left in (1, 10, 19)]
@@ -70,7 +70,7 @@ def test_a_grid_holds_the_images_row_by_row(
 ) -> None:
     x = torch.rand(n, channels, 3, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
     before = x.clone()
-    save_grid(x, tmp_path / "a.png", columns=columns, gap=gap, zoom=zoom)
+    save_images(x, tmp_path / "a.png", columns=columns, gap=gap, zoom=zoom)
     assert torch.equal(x, before)
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.mode == ("L" if channels == 1 else "RGB")
