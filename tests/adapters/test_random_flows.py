@@ -163,8 +163,9 @@ def compare(model: nn.Module, wide: nn.Module, run: Run, z: Tensor, context: Ten
         found = results(model, leaves[0], context)
     finally:
         jf.restore(model)
-    floor = 1e-6 if z.dtype is torch.float64 else 3e-4
-    for a, b, e in zip(found, expected, exact, strict=True):
+    for i, (a, b, e) in enumerate(zip(found, expected, exact, strict=True)):
+        # A float32 gradient is that of a sample which is off by rounding, times the curvature of the map.
+        floor = 1e-6 if z.dtype is torch.float64 else 3e-4 if i < 2 else 2e-3
         size = e.abs().max().clamp_min(1)
         error = (a - e).abs().max() / size
         assert error <= floor + 10 * (b - e).abs().max() / size, (float(error), tuple(a.shape))
