@@ -98,11 +98,8 @@ def show(plan: Plan) -> str:
         f"{table(rows)}\n\n"
         "per block, next to the noise first: 1 is sequential, else width/tolerance;\n"
         "T is the whole sequence, p and z begin at the block's input and at zeros;\n"
-        "m is mixed precision, 3*x is three blocks of x. Plans without seconds deviate too
-"
-        "much or are slow.
-
-"
+        "m is mixed precision, 3*x is three blocks of x. Plans without seconds deviate\n"
+        "too much or are slow.\n\n"
         f"* on fresh noise in batches of {setting['batch']}: {measured['seconds']:.4f} s, sequential "
         f"{measured['sequential_seconds']:.4f} s, {gain}\n"
         f"  largest deviation {measured['deviation']:.2g} over {measured['rows']} samples; "
