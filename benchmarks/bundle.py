@@ -98,7 +98,8 @@ def card(
     about = Recipe.load(recipe)
     count = sum(p.numel() for p in flow.parameters())
     dims = math.prod(flow.data_shape)
-    listing = json.dumps(figures, indent=2)
+    listing, log = json.dumps(figures, indent=2), log_table(run, dims)
+    quality = log.rsplit("|", 2)[1].strip()  # of the last validation
     own = figures.keys() <= {"half_precision", "sweeps"}
     source = "`python -m benchmarks.bundle`" if own else f"`{data.figures}` and `python -m benchmarks.bundle`"
     return f"""---
@@ -106,6 +107,7 @@ library_name: jacobiflow
 license: mit
 tags: [normalizing-flow]
 datasets: [{data.tag}]
+quality: {quality} nats per image
 ---
 # {name}
 
@@ -124,7 +126,7 @@ Recipe `{recipe}`: `jacobiflow train {recipe} --data.source {data.source}`. {not
 Losses are nats a dimension of the noised data, over the last 400 steps for training and on 1,000 held-out
 images for validation.
 
-{log_table(run, dims)}
+{log}
 
 ## Measured figures
 By {source}; deviations are of samples
