@@ -106,4 +106,4 @@ def test_runs_end_when_speed_ups_are_stable(monkeypatch: pytest.MonkeyPatch) -> 
         rows, _ = compare(s.flow, s.flow.noise(2, seed=0), ["uniform"], [2], repeats=7, progress=said.append)
         assert len(said) == 2 * runs
         assert rows[0].stable is not slow
-        assert rows[0].gain == ("too noisy" if slow else "1.00x")
+        assert rows[0].gain == ("too noisy" if slow else "1x")

@@ -30,10 +30,9 @@ class Args:
     """Compare plans on this machine: seconds, speed-up, deviation from exact.
 
     Every plan decodes the same noise at each batch size. Speed-ups are relative to
-    the first row. That is the plain loop (sequential decoding as public TarFlow
-    code does it) for a TarFlow without guidance, else our sequential decoding. Runs
-    alternate between plans until the speed-ups are stable. Writes bench.json and,
-    for images, bench.png into --out: one row of samples per plan.
+    the plain loop (sequential decoding as public TarFlow code does it) for a
+    TarFlow without guidance, else to our sequential decoding. Runs alternate until
+    speed-ups are stable. Writes bench.json and, for images, bench.png into --out.
 
     example: jacobiflow bench mnist --batch 1 16 --plan uniform selective
     """
@@ -117,10 +116,11 @@ def conclusion(rows: Sequence[Row], plans: Sequence[str]) -> str:
     own = [row for row in rows if row.plan == plans[-1]]
     if any(not row.stable for row in own):
         return f"The speed-up of {plans[-1]} is too noisy to tell: repeat on a quiet machine."
-    gains = ", ".join(f"{row.speedup:.1f}x at batch {row.batch}" for row in own)
+    base = f"the {PLAIN}" if plans[0] == PLAIN else "sequential decoding"
+    gains = ", ".join(f"{row.gain} as fast at batch {row.batch}" for row in own)
     largest = max(row.largest for row in own)
     exact = f"deviate from exact by at most {largest:.1g}" if largest else "are exact"
-    return f"{plans[-1]} is faster than the {plans[0]} by {gains}; its samples {exact}."
+    return f"Compared with {base}, {plans[-1]} is {gains}; its samples {exact}."
 
 
 def show(rows: Sequence[Row]) -> str:

@@ -133,7 +133,8 @@ def test_progress_is_told_and_grows(shelf: ModelRegistry) -> None:
     assert shares == sorted(shares)
     assert shares[0] >= 0
     assert shares[-1] < 1
-    assert {"decoding batch 1: sequential", "decoding batch 1: selective"} <= {text for _, text in seen}
+    steps = {f"decoding batch 1, run 1 of at most 2: {plan}" for plan in ("sequential", "selective")}
+    assert steps <= {text for _, text in seen}
 
 
 @pytest.mark.parametrize(
