@@ -22,12 +22,10 @@ $(VENV)/dev: $(VENV)/core lab/pyproject.toml
 	@touch $@
 
 demo: $(VENV)/core
-	@$(BIN)/jacobiflow bench mnist --batch 1 64 --labels 0-9 --seed 0 --plan uniform selective auto \
-	  --repeats 3 --out out
-	@$(BIN)/jacobiflow sample mnist -n 60 --labels 0-9 --seed 0 --plan auto --out out
-	@echo "look at out/bench.png and out/samples.png, then try:"
-	@echo "  $(BIN)/jacobiflow sample mnist -n 10 --labels 0-9 --guidance 1 --denoise --out out/guided"
-	@echo "  $(BIN)/jacobiflow sample mnist-maf -n 100 --out out/maf"
+	@$(BIN)/jacobiflow bench mnist --batch 1 16 --labels 0-9 --plan selective auto --repeats 9 --force --out out
+	@echo "look at out/bench.png, then try:"
+	@echo "  $(BIN)/jacobiflow sample mnist -n 60 --labels 0-9 --guidance 1 --denoise --out samples"
+	@echo "  $(BIN)/jacobiflow sample mnist-maf -n 100 --out vectors"
 	@echo "  $(BIN)/jacobiflow --help"
 
 test: $(VENV)/dev
@@ -50,7 +48,7 @@ docs: $(VENV)/dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 	@echo "open site/index.html"
 
-# Pictures of the guide: frames of a solve, the import graph. docs/tools/demo.py makes that of README, after `make demo`.
+# Pictures of the guide: frames of a solve, the import graph. README's is out/bench.png of `make demo`.
 pictures: $(VENV)/dev
 	@$(BIN)/python docs/tools/frames.py
 	@$(BIN)/python docs/tools/graph.py

@@ -390,7 +390,8 @@ def main() -> None:
         rows = table(args.flows, args.features, args.samples, args.budget, False)
         doc["table"] = merged(doc.get("table", []), rows, list(FLOWS))
     if "gradients" in parts:
-        doc["gradients"] = table(*WITH_GRADIENTS, args.budget, True)
+        rows = table(*WITH_GRADIENTS, args.budget, True)
+        doc["gradients"] = {"threads": torch.get_num_threads(), "rows": rows}
     if "images" in parts:
         doc["images"] = images(args.data, args.store, args.epochs, args.images)
     if "sbi" in parts:

@@ -30,7 +30,8 @@ def render(doc: dict[str, Any]) -> str:
     if "table" in doc:
         lines += ["", "### Never slower", "", *_table_lines(doc["table"])]
     if "gradients" in doc:
-        lines += ["", "### Never slower with gradients", "", *_table_lines(doc["gradients"])]
+        threads, rows = doc["gradients"]["threads"], doc["gradients"]["rows"]
+        lines += ["", f"### With gradients, threads: {threads}", "", *_table_lines(rows)]
     if "images" in doc:
         lines += ["", "### Rows without a finite inverse, measured", "", _image_lines(doc["images"])]
     if "sbi" in doc:

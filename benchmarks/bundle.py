@@ -1,7 +1,7 @@
 """A finished run as a bundled model: `python -m benchmarks.bundle RUN NAME --recipe RECIPE --data DATA`.
 
 Stores the weights in half precision, measures what that changes, and writes the card: data, recipe,
-training log, measured figures. DATA is one of the data sets that may be redistributed.
+training log, measured figures, and its pictures. DATA is one of the data sets that may be redistributed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import jacobiflow as jf
+from benchmarks.model_cards import count_sweeps, draw_samples, draw_training
 from jacobiflow.core.pictures import save_images
-from jacobiflow.flows.compare import compare
 from jacobiflow.training.recipe import Recipe
 
 LARGEST = 8_000_000  # bytes of a bundled folder
@@ -92,9 +92,16 @@ def log_table(run: Path, dims: int) -> str:
 
 
 def card(
-    name: str, flow: jf.Flow, recipe: str, run: Path, data: Data, notes: str, figures: dict[str, Any]
+    name: str,
+    flow: jf.Flow,
+    recipe: str,
+    run: Path,
+    data: Data,
+    notes: str,
+    headline: str,
+    figures: dict[str, Any],
 ) -> str:
-    """The model card."""
+    """The model card. headline: its quality in a few words, for the table of models."""
     about = Recipe.load(recipe)
     count = sum(p.numel() for p in flow.parameters())
     dims = math.prod(flow.data_shape)
@@ -106,6 +113,7 @@ library_name: jacobiflow
 license: mit
 tags: [normalizing-flow]
 datasets: [{data.tag}]
+quality: {headline}
 ---
 # {name}
 
@@ -116,6 +124,11 @@ import jacobiflow as jf
 flow = jf.load("{name}")
 ```
 
+## Samples
+![40 exact samples of seed 0, the classes in turn](samples.png)
+
+`python -m benchmarks.model_cards` draws the pictures of this card.
+
 ## Data and recipe
 {data.text}
 Recipe `{recipe}`: `jacobiflow train {recipe} --data.source {data.source}`. {notes}
@@ -123,6 +136,8 @@ Recipe `{recipe}`: `jacobiflow train {recipe} --data.source {data.source}`. {not
 ## Training log
 Losses are nats per dimension of the noised data, over the last 400 steps for training and on 1,000 held-out
 images for validation.
+
+![Loss per epoch](training.png)
 
 {log_table(run, dims)}
 
@@ -133,6 +148,10 @@ from the same noise, in data units (images span [-1, 1]).
 ```json
 {listing}
 ```
+
+## Licence
+The weights are under the MIT licence, like the code. The data are not part of this package: their own terms
+apply.
 """
 
 
@@ -143,27 +162,21 @@ def main() -> None:
     parser.add_argument("--recipe", required=True)
     parser.add_argument("--data", choices=DATA, default="mnist", help="what it was trained on")
     parser.add_argument("--quality", type=Path, help="JSON with more figures for the card")
+    parser.add_argument("--headline", required=True, help="the quality in a few words, for jf.models()")
     parser.add_argument("--notes", default="", help="a sentence for the card")
     parser.add_argument("--out", type=Path, default=Path("models/src/jacobiflow_models"))
     args = parser.parse_args()
     flow, folder = jf.load(args.run / "model"), args.out / args.name
     figures: dict[str, Any] = {"half_precision": half_precision(flow, folder)}
     half = jf.load(folder)
-    n = 64
-    labels = torch.arange(n) % flow.num_classes if flow.num_classes else None
-    rows, _ = compare(
-        half,
-        half.noise(n, seed=0),
-        ("uniform", "selective"),
-        [n],
-        repeats=1,
-        condition=lambda b: {} if labels is None else {"labels": labels[:b]},
-    )
-    figures["sweeps"] = {r.plan: {"a_block": r.sweeps, "largest_deviation": r.largest} for r in rows}
+    figures["sweeps"] = count_sweeps(half)
     if args.quality:
         figures |= json.loads(args.quality.read_text())
-    text = card(args.name, flow, args.recipe, args.run, DATA[args.data], args.notes, figures)
+    data = DATA[args.data]
+    text = card(args.name, flow, args.recipe, args.run, data, args.notes, args.headline, figures)
     flow.save(folder, dtype=torch.float16, card=text)
+    draw_samples(half, folder / "samples.png")
+    draw_training(text, folder / "training.png")
     size = sum(f.stat().st_size for f in folder.iterdir())
     print(json.dumps(figures, indent=2))
     print(f"{folder}: {size / 1e6:.2f} MB")

@@ -34,7 +34,7 @@ from jacobiflow.data.sources import DataConfig, load_images
 from jacobiflow.jobs.manifest import Job
 from jacobiflow.jobs.sampling import Settings
 from jacobiflow.training.recipe import Recipe, recipe_names
-from jacobiflow.training.state import load_state, save_state
+from jacobiflow.training.state import State
 from subjects import maf, tarflow
 
 LIMIT, ROOM = 5, 2**30
@@ -266,12 +266,13 @@ class Fuzz:
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         want = {name: p.clone() for name, p in model.state_dict().items()}
-        save_state(self.folder, 5, {"training.lr": 0.1}, model, optimizer, None)
+        subject = State(self.folder, {"training.lr": 0.1}, model, optimizer, None)
+        subject.save(5)
         path = self.folder / "state.safetensors"
         path.write_bytes(mutate(path.read_bytes(), draw))
 
         def read() -> None:
-            load_state(self.folder, {"training.lr": 0.1}, model, optimizer, None)
+            subject.load()
             assert all(torch.equal(p, want[name]) for name, p in model.state_dict().items())
             optimizer.step()
 

@@ -67,6 +67,9 @@ def survive(
         victims = draw.choice([pids, pids[:1], pids[-1:]])
         for pid in victims:
             os.kill(pid, number)
+        time.sleep(draw.choice([0.0, 1.0]))
+        for pid in set(pids) - set(victims):  # as torchrun does, at once or when it has noticed by itself
+            os.kill(pid, signal.SIGTERM)
         ends = [end.status for end in zygote.wait(pids)]
         done[f"{number.name} of {len(victims)} of {processes}"] += any(ends)
         assert "Traceback" not in zygote.log.read_text(), zygote.log.read_text()

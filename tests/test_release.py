@@ -29,14 +29,17 @@ def release() -> Any:
 def test_a_release_names_what_is_wrong(release: Any) -> None:
     head = "".join(f"{field}: x\n" for field in release.FIELDS)
     good = message_from_string(f"{head}Version: 1.0\n\nSee [it](https://example.org) and [below](#below).")
-    assert release.problems("a", good, {"a.py"}, {"a.py"}, "## [1.0] - today") == []
+    assert release.problems("a", good, {"a.py"}, {"src/a.py"}, {"a.py"}, "## [1.0] - today") == []
     bad = message_from_string("Summary: x\nVersion: 1.1\n\n[README](README.md)")
-    found = release.problems("a", bad, {"a.py", "c.py"}, {"a.py", "b.py"}, "## [1.0] - today")
+    found = release.problems(
+        "a", bad, {"a.py", "c.py"}, {"lab/src/d.py"}, {"a.py", "b.py"}, "## [1.0] - today"
+    )
     assert "a: no License-Expression" in found
     assert "a: no Classifier" in found
     assert "a: the description has the link '](README.md)', which leads nowhere" in found
     assert "a: CHANGELOG.md has no heading ## [1.1]" in found
-    assert found[-2:] == ["a: b.py is missing", "a: c.py is not of the repository"]
+    assert found[-3:-1] == ["a: b.py is missing", "a: c.py is not of the repository"]
+    assert found[-1] == "a: the source distribution contains lab/"
 
 
 def test_one_version_everywhere(release: Any) -> None:

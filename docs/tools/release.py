@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from email import message_from_string
@@ -32,8 +33,10 @@ def run(*command: object, cwd: Path = ROOT) -> str:
     return ran.stdout
 
 
-def problems(name: str, metadata: Message, files: set[str], expected: set[str], changelog: str) -> list[str]:
-    """What is wrong with a wheel: its metadata, and its files against those of the repository."""
+def problems(
+    name: str, metadata: Message, files: set[str], sources: set[str], expected: set[str], changelog: str
+) -> list[str]:
+    """What is wrong with metadata, files of the wheel, and paths of the source distribution."""
     found = [f"no {field}" for field in FIELDS if not metadata.get(field)]
     body = str(metadata.get_payload())
     found += [
@@ -43,6 +46,8 @@ def problems(name: str, metadata: Message, files: set[str], expected: set[str], 
         found.append(f"CHANGELOG.md has no heading ## [{metadata['Version']}]")
     found += [f"{path} is missing" for path in sorted(expected - files)]
     found += [f"{path} is not of the repository" for path in sorted(files - expected)]
+    others = {path.partition("/")[0] for path in sources} & {"lab", "models"}
+    found += [f"the source distribution contains {folder}/" for folder in sorted(others)]
     return [f"{name}: {text}" for text in found]
 
 
@@ -55,8 +60,11 @@ def check(wheel: Path, name: str, folder: str) -> tuple[str, list[str]]:
         about = next(path for path in inside if path.endswith(".dist-info/METADATA"))
         metadata = message_from_string(archive.read(about).decode())
     files = {path for path in inside if ".dist-info/" not in path}
+    (sdist,) = wheel.parent.glob(f"{name}-*.tar.gz")
+    with tarfile.open(sdist) as sdist_archive:
+        sources = {path.partition("/")[2] for path in sdist_archive.getnames()}
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    return str(metadata["Version"]), problems(name, metadata, files, expected, changelog)
+    return str(metadata["Version"]), problems(name, metadata, files, sources, expected, changelog)
 
 
 def main() -> None:

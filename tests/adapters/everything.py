@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import torch
 from nflows.transforms.autoregressive import AutoregressiveTransform
 from normflows.flows.affine.autoregressive import Autoregressive
 from zuko.flows.autoregressive import MaskedAutoregressiveTransform
@@ -66,6 +67,10 @@ def pytest_configure() -> None:
         patch.FEW_PASSES = 0
         race.winner = lambda key: None  # type: ignore[assignment]
         race.run = lambda key, ways, *rest: list(ways)[-1]  # type: ignore[assignment]
+
+
+def pytest_runtest_setup() -> None:
+    torch.manual_seed(0)  # the same weights and noise in every mode
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -70,16 +70,17 @@ def as_function(context: int = 0) -> jf.OwnMADE:
 
 def masked_outside() -> jf.OwnMADE:
     """Plain linear layers whose masks the function applies."""
-    first, last = (nn.Linear(m.shape[1], m.shape[0]) for m in masks(ORDER))
+    start, end = (nn.Linear(m.shape[1], m.shape[0]) for m in masks(ORDER))
     inner, outer = masks(ORDER)
 
     def params(x: Tensor, context: Tensor | None) -> Tensor:
-        hidden = torch.tanh(F.linear(x, first.weight * inner.to(x), first.bias))
-        return F.linear(hidden, last.weight * outer.to(x), last.bias).view(len(x), T, 2)
+        hidden = torch.tanh(F.linear(x, start.weight * inner.to(x), start.bias))
+        return F.linear(hidden, end.weight * outer.to(x), end.bias).view(len(x), T, 2)
 
-    return jf.OwnMADE(params, ExpAffine(), T, masks=[inner, outer], activation=torch.tanh)
+    return jf.OwnMADE(params, ExpAffine(), T, masks=[(start, inner), (end, outer)], activation=torch.tanh)
 
 
+GLOBAL_NET = Net(torch.arange(T))
 KINDS: dict[str, tuple[Callable[[], jf.OwnMADE], int, str]] = {
     "a module": (lambda: jf.OwnMADE(Net(ORDER), ExpAffine(), T, activation=torch.tanh), 0, "C kernels"),
     "with context": (
@@ -100,6 +101,11 @@ KINDS: dict[str, tuple[Callable[[], jf.OwnMADE], int, str]] = {
     "no activation": (lambda: jf.OwnMADE(Net(ORDER), ExpAffine(), T), 0, "full sweeps"),
     "a function": (as_function, 0, "full sweeps"),
     "a function with context": (lambda: as_function(C), C, "full sweeps"),
+    "a function with a global": (
+        lambda: jf.OwnMADE(lambda x, c: GLOBAL_NET(x), ExpAffine(), T),
+        0,
+        "full sweeps",
+    ),
     "masks apart": (masked_outside, 0, "C kernels"),
 }
 
@@ -143,8 +149,15 @@ def test_copies_have_weights_of_their_own(name: str, sweeps: list[Any]) -> None:
 
 
 def test_what_is_wrong_is_said() -> None:
-    with pytest.raises(ValueError, match=r"masks must have the shapes of the linear layers, \[\[27, 9\]"):
-        jf.OwnMADE(Net(ORDER), ExpAffine(), T, masks=[torch.ones(2, 2)])
+    net = Net(ORDER)
+    with pytest.raises(ValueError, match=r"a mask has shape \[2, 2\]: give it the shape \[27, 9\]"):
+        jf.OwnMADE(net, ExpAffine(), T, masks=[(net.first, torch.ones(2, 2))])
+    with pytest.raises(ValueError, match="masks has a layer that params does not hold"):
+        jf.OwnMADE(Net(ORDER), ExpAffine(), T, masks=[(net.first, torch.ones(27, 9))])
+    free = nn.Parameter(torch.ones(2))
+    outside = jf.OwnMADE(lambda x, c: (0 * x[..., None] + free).cumsum(1), ExpAffine(), T)
+    with pytest.raises(jf.AccelerationError, match="weights outside of modules: put them into a module"):
+        jf.accelerate(outside)
     leaking = jf.OwnMADE(lambda x, c: torch.stack((x.flip(1), x), -1), ExpAffine(), T)
     with pytest.raises(jf.AccelerationError, match="depend on later features"):
         jf.accelerate(leaking)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import jacobiflow as jf
 from adapters.foreign_flows import CASES, CONTEXT, D, perturb
-from jacobiflow.adapters import made
+from jacobiflow.adapters import made, recognise
 from jacobiflow.adapters.transform_spec import Declined
 
 
@@ -195,3 +195,18 @@ def test_the_self_test_is_repeated_when_an_option_changes() -> None:
     one.autoregressive_net.blocks[0].linear_layers[0].__class__ = SinLayer
     with pytest.raises(Declined, match="SinLayer"):
         made.Inverse(one, 0.0).spec()
+
+
+def test_the_self_test_runs_once_for_transforms_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[Any] = []
+    choose = recognise._choose_map
+    monkeypatch.setattr(recognise, "_choose_map", lambda spec: tested.append(spec) or choose(spec))
+    jf.accelerate(CompositeTransform([model(Affine) for _ in range(3)]))
+    assert len(tested) <= 1  # none if an earlier test has left such a module
+    tested.clear()
+    others = [
+        model(Affine, activation=torch.tanh),
+        model(Affine, random_mask=True, use_residual_blocks=False),
+    ]
+    jf.accelerate(CompositeTransform([*others, model(ExpScale)]))
+    assert len(tested) == 3

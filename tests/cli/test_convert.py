@@ -79,7 +79,7 @@ def test_noise_is_given_or_in_the_name(run: Any) -> None:
         ("other", [], 0.0),
         ("other", ["--noise-std", 0.1], 0.1),
     ):
-        ran = run("convert", f"{file}.safetensors", "model", "--channels", 1, *extra, "--json")
+        ran = run("convert", f"{file}.safetensors", "model", "--channels", 1, *extra, "--json", "--force")
         doc = json.loads(ran.out)
         assert doc["config"]["noise_std"] == want
         assert doc["out"] == "model"

@@ -59,6 +59,12 @@ def test_what_the_home_folder_is_called_stays_private(run: Any, monkeypatch: pyt
     monkeypatch.setenv("HOME", str(home))
     assert str(home) not in run("doctor").out
     assert "jacobiflow in ~/" in " ".join(run("doctor").out.split())
+    told = run("doctor", "--json").out  # people paste this, too
+    assert str(home) not in told
+    assert json.loads(told)["system"]["package"].startswith("~/")
+    monkeypatch.setenv("HOME", str(home)[:-1])  # the beginning of another folder's name
+    assert doctor.without_home(str(home)) == str(home)
+    assert doctor.without_home(f"in {home.parent}/x and {str(home)[:-1]}") == f"in {home.parent}/x and ~"
     monkeypatch.setenv("HOME", "/")
     assert doctor.without_home("/a/b") == "/a/b"
 

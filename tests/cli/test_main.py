@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +20,8 @@ import jacobiflow as jf
 from commands import read
 from jacobiflow.cli import main as program
 from jacobiflow.cli import models
-from jacobiflow.cli.options import _Wrapped, listing, parse_labels, pick_device
-from jacobiflow.core.tables import table
+from jacobiflow.cli.options import parse_labels, pick_device
+from jacobiflow.core.tables import listing, table
 from jacobiflow.flows import bundled, checkpoint
 from jacobiflow.training.recipe import recipe_names
 from subjects import maf
@@ -74,6 +73,10 @@ def test_what_is_off_needs_no_flag_that_says_so(run: Any) -> None:
     assert "--training.no-flip" in run("train", "mnist-cpu", "--help").out  # a recipe may say either
 
 
+def test_flags_say_what_they_do(run: Any) -> None:
+    assert "--no-denoise Keep the noise of training" in " ".join(run("evaluate", "--help").out.split())
+
+
 def test_help_uses_a_wide_terminal(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = run("bench", "--help").out
     monkeypatch.setenv("COLUMNS", "160")
@@ -83,12 +86,13 @@ def test_help_uses_a_wide_terminal(run: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert "[--json]" in run("models", "--help").out
 
 
-def test_colours_do_not_count_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    file = io.StringIO()
-    short, long = f"\x1b[1m{'x' * 20}\x1b[0m", "\x1b[1musage:\x1b[0m program [--option VALUE]"
-    print(f"{short}\n{long}", file=cast(TextIO, _Wrapped(file)))
-    assert file.getvalue() == f"{short}\nusage: program\n  [--option VALUE]\n"
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_no_default_that_says_nothing(run: Any, command: str) -> None:
+    for args in ([command], [command, "mnist-cpu"]) if command == "train" else ([command],):
+        text = " ".join(run(*args, "--help").out.split())
+        shown = re.findall(r"[(]default: ?(.*?)[)]", text)
+        assert not {"None", "''", ""} & set(shown)
+        assert len(args) == 2 or "False" not in shown  # a flag of a recipe has an opposite
 
 
 def test_the_version(run: Any) -> None:
@@ -97,34 +101,52 @@ def test_the_version(run: Any) -> None:
 
 
 def test_an_unknown_command(run: Any) -> None:
-    assert run("sampel").complaint == f"jacobiflow: no command 'sampel'; there are {', '.join(COMMANDS)}"
+    told = run("sampel").complaint
+    assert told == f"jacobiflow: no command 'sampel' (did you mean sample?); there are {', '.join(COMMANDS)}"
+    assert "did you mean" not in run("xyz").complaint
+
+
+def test_names_that_are_nearly_right(run: Any) -> None:
+    assert "no model 'mnits' (did you mean mnist?): " in run("sample", "mnits").complaint
+    assert "no recipe is called 'mnist-cp' (did you mean mnist-cpu?): " in run("train", "mnist-cp").complaint
+    plan = run("sample", "mnist", "--plan", "selectiv").complaint
+    assert "no plan is called 'selectiv' (did you mean selective?): " in plan
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["sample"], "MODEL"),
-        (["sample", "mnist", "--bogus"], "Unrecognized options: --bogus"),
-        (["sample", "mnist", "-n", "many"], "-n/--n: invalid literal for int() with base 10: 'many'"),
-        (["sample", "mnist", "-n", "2.5"], "-n/--n"),
-        (["sample", "mnist", "--guide", "c"], "'c'"),
-        (["sample", "mnist", "--init", "ones"], "'ones'"),
-        (["sample", "mnist", "--tol"], "--tol"),
-        (["sample", "mnist", "--plna", "auto"], "Perhaps you meant:"),
-        (["sample", "mnist", "--plna", "auto"], "--plan PLAN"),
-        (["sample", "mnist", "--plan", "uniform", "selective"], "Unrecognized options: selective"),
-        (["sample", "mnist", "--format", "jpeg"], "'jpeg'"),
-        (["sample", "mnist", "mnist"], "mnist"),
-        (["convert"], "CHECKPOINT"),
-        (["convert", "a.pth"], "FOLDER"),
-        (["models", "--bogus"], "--bogus"),
+        (["sample"], "missing: MODEL"),
+        (["sample", "mnist", "--bogus"], "--bogus is not an option"),
+        (["sample", "mnist", "-n", "many"], "-n must be a whole number, not 'many'"),
+        (["sample", "mnist", "-n", "2.5"], "-n must be a whole number, not '2.5'"),
+        (["sample", "mnist", "--guide", "c"], "--guide must be one of a, ab, b, not 'c'"),
+        (
+            ["sample", "mnist", "--init", "ones"],
+            "--init must be one of calibrated, noise, previous, zeros, not 'ones'",
+        ),
+        (["sample", "mnist", "--tol"], "--tol needs a value"),
+        (["sample", "mnist", "--tol", "a"], "--tol must be a number, not 'a'"),
+        (["sample", "mnist", "--batch", "x"], "--batch must be a whole number, not 'x'"),
+        (["sample", "mnist", "--plna", "auto"], "--plna is not an option (did you mean --plan?)"),
+        (["sample", "mnist", "--thread", "3", "--lables", "1"], "(did you mean --threads?)"),
+        (["sample", "mnist", "--plan", "uniform", "selective"], "selective is not an option"),
+        (
+            ["sample", "mnist", "--format", "jpeg"],
+            "--format must be one of npz, png, safetensors, not 'jpeg'",
+        ),
+        (["sample", "mnist", "mnist"], "mnist is not an option"),
+        (["convert"], "missing: CHECKPOINT and FOLDER"),
+        (["convert", "a.pth"], "missing: FOLDER"),
+        (["models", "--bogus"], "--bogus is not an option"),
     ],
 )
 def test_wrong_options_are_one_line(run: Any, args: list[str], words: str) -> None:
     told = run(*args).complaint
-    assert words in told
-    assert told.startswith(f"jacobiflow {args[0]}: ")
-    assert told.endswith(f"; see jacobiflow {args[0]} --help")
+    prefix, suffix = f"jacobiflow {args[0]}: ", f"; see jacobiflow {args[0]} --help"
+    assert told.startswith(prefix)
+    assert told.endswith(words + suffix)
+    assert len(told) < len(prefix + suffix) + 90  # nothing of the help text
 
 
 # Completion

@@ -76,7 +76,7 @@ def test_everything_at_once(run: Any, labelled: jf.Flow) -> None:
 
 def test_facts_are_one_line(run: Any, labelled: jf.Flow) -> None:
     doc = json.loads(run(*FULL.split(), "--json").out)
-    ran = run(*FULL.split())
+    ran = run(*FULL.split(), "--force")
     (line,) = ran.out.splitlines()
     backend, residual = re.escape(doc["backend"]), re.escape(f"{doc['residual']:.2g}")
     assert re.fullmatch(
@@ -84,7 +84,20 @@ def test_facts_are_one_line(run: Any, labelled: jf.Flow) -> None:
         rf"residual {residual}, in out: samples\.png, samples\.npz",
         line,
     )
-    assert "residual" not in run("sample", "model", "-n", 2).out
+    assert "residual" not in run("sample", "model", "-n", 2, "--force").out
+
+
+def test_samples_are_replaced_only_if_asked_and_nothing_stale_stays(run: Any, labelled: jf.Flow) -> None:
+    assert run("sample", "model", "-n", 2).status == 0
+    before = Path("out/samples.npz").read_bytes()
+    told = run("sample", "model", "-n", 3).complaint
+    assert told.endswith(
+        "out has samples.png and samples.npz: add --force to replace, or choose another name"
+    )
+    assert Path("out/samples.npz").read_bytes() == before
+    maf(0.5, features=5, blocks=2, hidden=(8,)).save("vectors")
+    assert run("sample", "vectors", "-n", 3, "--force").status == 0
+    assert [path.name for path in Path("out").iterdir()] == ["samples.npz"]
 
 
 def test_only_one_plan_is_decoded(run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +188,7 @@ def test_guidance_options_reach_the_decoder(run: Any, labelled: jf.Flow) -> None
 
 def test_what_gives_guidance_an_effect(run: Any, labelled: jf.Flow) -> None:
     for extra in (["--labels", 1], ["--attn-temp", 2]):
-        assert run("sample", "model", "-n", 1, "--guidance", 1, *extra).status == 0
+        assert run("sample", "model", "-n", 1, "--guidance", 1, *extra, "--force").status == 0
 
 
 def test_threads_reach_torch(run: Any, labelled: jf.Flow) -> None:
@@ -258,7 +271,7 @@ def test_samples_without_an_answer_are_counted_and_fail_the_command(run: Any, la
     words = f"lower the guidance weight (it is {weight:g}), try float64, or check the weights"
     assert ran.err == f"jacobiflow sample: {lost} of 6 samples are not finite: {words}\n"
     assert "worst status nonfinite" in ran.out
-    fine = run("sample", "model", "-n", 6, "--labels", "0-2", "--json")
+    fine = run("sample", "model", "-n", 6, "--labels", "0-2", "--json", "--force")
     assert (fine.status, json.loads(fine.out)["nonfinite"]) == (0, 0)
 
 
@@ -318,8 +331,8 @@ def test_denoising_that_overflows_counts(
         ("sample maf --denoise", "--denoise: this flow was trained without Gaussian noise"),
         ("sample context", "this flow needs context, which the command line cannot give"),
         ("sample model --guidance inf", "weight must be finite"),
-        ("sample model --guidance 1", "changes nothing without labels: add --labels or --attn-temp 1.5"),
-        ("sample plain --guidance 1", "changes nothing without labels: add --attn-temp 1.5"),
+        ("sample model --guidance 1", "changes nothing at attn_temp 1: add --labels or --attn-temp 1.5"),
+        ("sample plain --guidance 1", "changes nothing at attn_temp 1: add --attn-temp 1.5"),
         ("sample model --guidance 1 --attn-temp 0", "attn_temp must be finite and positive"),
         ("sample model -n 0", "-n must be 1 or more, not 0"),
         ("sample model --threads 0", "--threads must be 1 or more, not 0"),
@@ -382,3 +395,23 @@ def test_the_command_for_real(labelled: jf.Flow) -> None:
     labels = torch.tensor([0, 1, 2, 0, 1, 2])
     want = decoded(labelled, 6, "uniform", labels=labels, guidance=1.0, tol=0.5).x.numpy()
     assert np.allclose(arrays()["x"], want, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("always")  # the command prints its warnings
+def test_a_loose_tolerance_is_told(run: Any) -> None:
+    tarflow(0.3, num_classes=3, blocks=3).save("hard")
+    assert "warning" not in run("sample", "hard", "-n", 2, "--plan", "uniform").err
+    told = run("sample", "hard", "-n", 2, "--plan", "uniform", "--tol", 4, "--force").err
+    assert told.startswith("jacobiflow: warning: tol 4 is loose for this flow")
+    assert told.count("\n") == 1
+
+
+def test_progress_is_shown(run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "BATCH", 4)
+    monkeypatch.setattr("jacobiflow.core.progress.LINE_SECONDS", 0.0)
+    told = run("sample", "model", "-n", 9).err.splitlines()
+    assert [line.partition(",")[0] for line in told if not line.startswith("0 ")] == [
+        "4 of 9 samples",
+        "8 of 9 samples",
+        "9 of 9 samples",
+    ]

@@ -74,7 +74,17 @@ EXTRA = {
     ),
     "one feature": lambda: maf(0.4, features=1, hidden=(4,)),
 }
+UNREGISTERED = "tarflow-rotary"
 FLOWS: dict[str, Callable[[], jf.Flow]] = {n: lambda n=n: MAKERS[n]().flow for n in NAMES} | EXTRA
+del FLOWS[UNREGISTERED]
+
+
+def test_a_flow_that_would_load_as_another_one_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match="RotaryFlow would load as another family's flow: give it a name"
+    ):
+        MAKERS[UNREGISTERED]().flow.save(tmp_path / "model")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", FLOWS)

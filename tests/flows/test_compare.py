@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+import jacobiflow as jf
 from jacobiflow.flows.compare import compare
+from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
 from subjects import subject
 
 PLANS = ("sequential", "uniform", "selective")
@@ -32,7 +36,8 @@ def test_rows_are_what_decode_says() -> None:
         progress=said.append,
     )
     assert [(r.batch, r.plan) for r in rows] == [(b, p) for b in (2, 5) for p in PLANS]
-    assert said == [f"batch {b}: {p}" for b in (2, 5) for _ in range(2) for p in PLANS]
+    runs = [(b, i, p) for b in (2, 5) for i in (1, 2) for p in PLANS]
+    assert said == [f"batch {b}, run {i} of at most 2: {p}" for b, i, p in runs]
     for row in rows:
         out = s.flow.decode(z[: row.batch], row.plan, labels=labels[: row.batch], **options(row.plan))
         exact = s.flow.decode(z[: row.batch], "sequential", labels=labels[: row.batch])
@@ -66,3 +71,39 @@ def test_samples_without_an_answer_are_told_by_status_alone() -> None:
     (row,), _ = compare(s.flow, torch.full_like(z, math.nan), ["uniform"], [3], repeats=1)
     assert math.isnan(row.largest)
     assert math.isnan(row.mean)
+
+
+def test_the_plain_loop_is_the_baseline() -> None:
+    flow = subject("tarflow-labels", torch.float32).flow
+    z, labels = flow.noise(3, seed=0), torch.tensor([0, 1, 2])
+    rows, outs = compare(
+        flow, z, ["sequential", PLAIN], [3], repeats=3, condition=lambda n: {"labels": labels[:n]}
+    )
+    assert [r.plan for r in rows] == [PLAIN, "sequential"]
+    assert (rows[0].speedup, rows[0].stable, rows[0].sweeps, rows[0].backend) == (1, True, (), "torch")
+    assert rows[1].speedup == pytest.approx(rows[0].seconds / rows[1].seconds)
+    assert 0 < rows[0].largest < 1e-4
+    assert torch.allclose(outs[PLAIN].x, flow.decode(z, "sequential", labels=labels).x, atol=1e-4)
+    assert has_plain_loop(flow, Guidance())
+    assert not has_plain_loop(flow, Guidance(1.0))
+    assert not has_plain_loop(subject("tarflow-shift").flow, Guidance())
+    assert not has_plain_loop(subject("maf-affine").flow, Guidance())
+
+
+def test_runs_end_when_speed_ups_are_stable(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = subject("maf-affine")
+    clock = iter(range(1000))
+    for slow, runs in ((False, 3), (True, 7)):
+
+        def decode(*_: Any, slow: bool = slow, **__: Any) -> jf.Decoded:
+            """Every third run takes ten times as long, or none does."""
+            out = s.decode(s.flow.noise(2, seed=0), "sequential")
+            seconds = 10.0 if slow and next(clock) % 3 == 0 else 1.0
+            return replace(out, stats=replace(out.stats, seconds=seconds))
+
+        monkeypatch.setattr("jacobiflow.flows.compare._decode", decode)
+        said: list[str] = []
+        rows, _ = compare(s.flow, s.flow.noise(2, seed=0), ["uniform"], [2], repeats=7, progress=said.append)
+        assert len(said) == 2 * runs
+        assert rows[0].stable is not slow
+        assert rows[0].gain == ("too noisy" if slow else "1.00x")

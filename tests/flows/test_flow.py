@@ -177,14 +177,14 @@ def test_guidance_pushes_parameters() -> None:
 def test_guidance_that_changes_nothing_is_an_error() -> None:
     flow, plain = tarflow(0.25, num_classes=3).float(), tarflow(0.25).float()
     z = flow.noise(4, seed=0)
-    give = r"guidance without labels changes nothing at attn_temp 1: give labels, or use jf.Guidance\(2, "
+    give = "guidance without labels changes nothing at attn_temp 1: give labels, or another temperature"
     for labels in (None, -1):
         for call in (lambda **o: flow.decode(z, **o), lambda **o: flow.sample(4, **o)):
             with pytest.raises(ValueError, match=give):
                 call(labels=labels, guidance=2.0)
         with pytest.raises(ValueError, match=give):
             jf.tune(flow, 4, labels=labels, guidance=2.0)
-    with pytest.raises(ValueError, match=r"at attn_temp 1: use jf.Guidance\(2, attn_temp=1.5\)"):
+    with pytest.raises(ValueError, match=give):
         plain.sample(4, guidance=2.0)
     warm = jf.Guidance(2, attn_temp=1.5)  # what the message says has an effect
     assert not torch.equal(plain.sample(4, seed=0, guidance=warm).x, plain.sample(4, seed=0).x)

@@ -29,7 +29,7 @@ from jacobiflow.core import locks as lock
 from jacobiflow.core import processes as world
 from jacobiflow.core import progress as bars
 from jacobiflow.core.pictures import to_pixels
-from jacobiflow.jobs import batch_size, manifest, runner, sampling, shards, start
+from jacobiflow.jobs import manifest, runner, sampling, shards, start
 from leftovers import PATIENCE, SMALL, command, files, samples
 from subjects import maf, tarflow
 
@@ -585,22 +585,22 @@ def test_the_batch_follows_the_memory(
     flow: Any, monkeypatch: pytest.MonkeyPatch, free: float, near: int, limit: float, want: int | None
 ) -> None:
     peaks = iter((10_000_000, 14_000_000))  # a million bytes for each of four samples
-    monkeypatch.setattr(batch_size, "available_memory", lambda: free)
-    monkeypatch.setattr(batch_size, "_peak", lambda: next(peaks))
-    monkeypatch.setattr(batch_size, "used_memory", lambda: 0.0)
+    monkeypatch.setattr(start, "available_memory", lambda: free)
+    monkeypatch.setattr(start, "_peak", lambda: next(peaks))
+    monkeypatch.setattr(start, "used_memory", lambda: 0.0)
     asked = sampling.Settings(n=1000, max_memory=limit)
     if want is None:
         with pytest.raises(manifest.JobError, match=r"needs 0\.0 GB of memory to decode"):
-            batch_size.find_batch(flow[0], asked, near)
+            start.find_batch(flow[0], asked, near)
     else:
-        assert batch_size.find_batch(flow[0], asked, near) == want
+        assert start.find_batch(flow[0], asked, near) == want
 
 
 @pytest.mark.parametrize(
     ("n", "size", "want"), [(10**6, 256, 1024), (10**6, 100, 1000), (30, 4, 28), (3, 8, 8)]
 )
 def test_shards_are_whole_batches(flow: Any, n: int, size: int, want: int) -> None:
-    assert batch_size.find_shard(flow[0], sampling.Settings(n=n), size) == want
+    assert start.find_shard(flow[0], sampling.Settings(n=n), size) == want
 
 
 # Stopping, and telling
@@ -665,6 +665,7 @@ def test_a_job_starts_no_thread(job: Any, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_progress_in_plain_lines(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(bars, "LINE_SECONDS", 0.0)
     status, _, err = job(tmp_path, *SMALL)
     assert status == 0

@@ -24,7 +24,7 @@ from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import World
 from jacobiflow.training import loop
 from jacobiflow.training.log import Log
-from jacobiflow.training.loop import Trainer, batches, learning_rate
+from jacobiflow.training.loop import Trainer, TrainingError, batches, generator, learning_rate
 from jacobiflow.training.recipe import Recipe, TrainingConfig
 from jacobiflow.training.train import build_flow, load_for
 
@@ -196,17 +196,33 @@ def test_compile_wraps_the_loss(recipe, tmp_path, monkeypatch):
     assert not any("module" in name for name in weights(subject.result))  # and leaves the flow as it is
 
 
-def test_bf16_is_for_cuda(recipe, tmp_path):
-    subject = trainer(recipe, tmp_path)
+def test_bf16_is_off_on_cpus_unless_asked_for(recipe, tmp_path, monkeypatch):
+    for asked in (None, False):
+        with trainer(recipe, tmp_path, bf16=asked)._autocast():
+            assert not torch.is_autocast_enabled("cpu")
+    monkeypatch.setattr(loop, "has_bfloat16", lambda device: True)
+    subject = trainer(recipe, tmp_path, bf16=True)
     with subject._autocast():
-        assert not torch.is_autocast_enabled("cpu")
-    subject.device = torch.device("cuda")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # there may be no such device here
-        context = subject._autocast()
-    assert (context.device, context.fast_dtype) == ("cuda", torch.bfloat16)
-    subject.config = replace(subject.config, bf16=False)
-    assert not isinstance(subject._autocast(), torch.autocast)
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+        assert torch.is_autocast_enabled("cpu")
+    monkeypatch.setattr(loop, "has_bfloat16", lambda device: False)
+    with pytest.raises(TrainingError, match="this processor has no bfloat16 instructions"):
+        trainer(recipe, tmp_path, bf16=True)
+
+
+def test_bf16_changes_the_products_and_little_else(recipe, tmp_path, monkeypatch):
+    """Parameters of the map, its log-determinant and the loss stay float32."""
+    monkeypatch.setattr(loop, "has_bfloat16", lambda device: True)
+    plain, rounded = (trainer(recipe, tmp_path, bf16=bf16) for bf16 in (False, True))
+    batch = rounded.batch(rounded.train, torch.arange(16), generator(0, 0, 1), augment=False)
+    with rounded._autocast():
+        block = rounded.flow.bound_blocks(16, labels=batch.labels)[0]
+        theta = block.conditioner.all_params(rounded.flow.to_sequence(batch.x))
+        loss, z_squared = rounded.loss(batch.x, batch.labels)
+    assert theta.dtype == loss.dtype == z_squared.dtype == torch.float32
+    losses = [steps(one, 10) for one in (plain, rounded)]
+    assert losses[1] != losses[0]
+    assert losses[1] == pytest.approx(losses[0], abs=0.02)
 
 
 # ---- runs
@@ -268,7 +284,7 @@ def test_what_a_run_leaves(finished):
 def test_the_model_is_the_averaged_flow(finished, recipe):
     out, log = finished
     subject = trainer(recipe, out, model={"volume_preserving": True}, epochs=4, ema=0.5)
-    assert subject.resume() == 20
+    assert subject.state.load() == 20
     loaded = jf.load(out / "model")
     assert same(weights(loaded), weights(subject.result))
     assert not same(weights(loaded), weights(subject.flow))
@@ -331,6 +347,7 @@ def test_maf_of_flattened_images(train, tmp_path, noise):
         assert shown.shape == (2 * (8 * 9 + 1), 2 * (8 * 9 + 1))
         assert shown.std() > 10
     flow = jf.load(tmp_path / "run" / "model")
+    assert flow.config.noise == noise
     assert isinstance(flow, jf.MAF)
     assert flow.log_prob(torch.zeros(3, 64)).shape == (3,)
 

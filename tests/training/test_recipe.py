@@ -101,6 +101,7 @@ OTHER = {
         "num_classes": 4,
         "volume_preserving": True,
         "noise_std": 0.25,
+        "noise": "gaussian",
     },
     MAFConfig: {
         "features": 9,
@@ -116,6 +117,7 @@ OTHER = {
         "order_seed": 5,
         "bins": 4,
         "bound": 2.5,
+        "noise": "binary",
     },
     DataConfig: {
         "source": "elsewhere",
@@ -160,7 +162,7 @@ def as_flags(table: str, values: dict[str, Any]) -> list[str]:
     found = []
     for name, value in values.items():
         flag = name.replace("_", "-")
-        if isinstance(value, bool):
+        if isinstance(value, bool) and name != "bf16":  # it has a third value, None
             found.append(f"--{table}.{flag}" if value else f"--{table}.no-{flag}")
         else:
             found += [f"--{table}.{flag}", *map(str, value if isinstance(value, tuple) else [value])]

@@ -142,8 +142,8 @@ class Killed(BaseException):
         (loop.Trainer, "step", 14),
         (loop.Trainer, "evaluate", 3),
         (loop.Trainer, "picture", 1),
-        (loop.Trainer, "save", 2),
-        (loop.Trainer, "save", 3),  # the last one: the model is there already
+        (state.State, "save", 2),
+        (state.State, "save", 3),  # the last one: the model is there already
         (loop.Flow, "save", 1),
         (loop.Flow, "save", 3),  # the model: the last state must not be there yet
         (log.Log, "write", 13),
@@ -233,6 +233,14 @@ def test_a_state_of_other_settings(short, refusal, tmp_path, flags, words):
     line = refusal("--out", out, *SHORT, *flags.split())
     assert line == f"{out} holds a run with other settings {words}: use those, or start again in a new --out"
     assert_nothing_lost(whole, out, damaged=False)
+
+
+def test_the_precision_of_a_run_stays(short, refusal, tmp_path, monkeypatch):
+    """It is decided at the start and a part of the state."""
+    whole, _ = short
+    monkeypatch.setattr(loop, "has_bfloat16", lambda device: True)
+    out = shutil.copytree(whole, tmp_path / "out")
+    assert "(bfloat16 False, now True)" in refusal("--out", out, *SHORT, "--training.bf16", "True")
 
 
 def cut(data: bytes) -> bytes:
@@ -368,9 +376,9 @@ def test_an_optimiser_of_another_shape(tmp_path):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     optimizer.state[model.bias]["exp_avg"] = torch.zeros(3)
-    state.save_state(tmp_path, 1, {}, model, optimizer, None)
+    state.State(tmp_path, {}, model, optimizer, None).save(1)
     with pytest.raises(state.StateError, match="its optimizer state of bias has another shape"):
-        state.load_state(tmp_path, {}, model, torch.optim.AdamW(model.parameters()), None)
+        state.State(tmp_path, {}, model, torch.optim.AdamW(model.parameters()), None).load()
 
 
 def test_a_folder_that_is_a_file(refusal, tmp_path):

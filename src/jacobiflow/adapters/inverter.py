@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from jacobiflow.adapters import race
 from jacobiflow.adapters.masked import Structure, pack, structure
 from jacobiflow.adapters.module_state import Snapshot, State
 from jacobiflow.adapters.transform_spec import TransformSpec, library_mode
@@ -26,6 +27,7 @@ from jacobiflow.kernels.threads import torch_single_threaded
 COMPACT_FROM_NUMBERS = 16_384  # in smaller batches solved rows cost less than taking them out
 COMPACT_AT = 1 / 2  # solved rows leave larger batches when this share or less still moves
 MAX_SWEEPS, MAX_SWEEPS_PER_POSITION = 16, 1 / 8  # then rows continue one position at a time
+LAST_PASSES = 3  # in the library's own arithmetic, where float32 samples have gradients
 GRADIENT_TOL = 0.01  # share of tol: an error of the sample is an error of its gradient
 MOST_NUMBERS = 1 << 24  # hidden units and features that are kept at once
 KERNELS, STEPS, SWEEPS, FULL = "C kernels", "cached steps", "cached sweeps", "full sweeps"
@@ -112,7 +114,8 @@ class TransformInverter:
         self.ways: tuple[str, ...] = ()  # in which it can be solved
         self.memo = WeightMemo()
         weights = tuple(link.linear.weight.shape for link in spec.network.links)
-        self.signature: Hashable = (spec.passes, type(spec.module), weights, type(spec.bijector), spec.params)
+        kinds = type(spec.module), type(spec.bijector), spec.params
+        self.signature = race.number((spec.passes, weights, kinds))
 
     def pack(self, state: State, spec: TransformSpec) -> bool:
         """Read weights and layers, which may have been replaced. False: call the original, because its masks
@@ -223,9 +226,12 @@ class TransformInverter:
             wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.tensors()))
             tol = tolerance(tol, z.dtype, wanted, self.spec.resolution)
             x, log_det, lost, passes = self._decode(block, z, tol, way)
-            if tol > EXACT_LOG_DET_ABOVE:
-                with torch.no_grad():
+            with torch.no_grad():
+                if tol > EXACT_LOG_DET_ABOVE:
                     log_det = -block.forward(x)[1]
+                elif wanted and not self.spec.resolution and z.dtype is torch.float32:
+                    for _ in range(LAST_PASSES):
+                        x, log_det = block.sweep(x, z)
             if wanted:
                 lent = Snapshot(self.spec.module).lent
                 x, log_det = attach(block, z, x, log_det, tol=tol, lent=lent)
@@ -244,8 +250,9 @@ class TransformInverter:
         )
         out = decode(block, z, method, compact_at=COMPACT_AT if z.numel() > COMPACT_FROM_NUMBERS else 0)
         stats = out.stats.blocks[0]
-        most = int(max(stats.sweeps if way == FULL else stats.evaluated, default=0))
-        passes = most if way == FULL else most / length
+        passes = (
+            float(stats.sweeps.max() if way == FULL else stats.evaluated.max() / length) if len(z) else 0.0
+        )
         lost = (~out.x.isfinite()).flatten(1).any(1).nonzero()[:, 0]
         if not len(lost):
             return Solution(out.x, out.log_det, 0, passes)

@@ -17,8 +17,17 @@ from torch import Tensor
 
 from jacobiflow.adapters.maps import SoftplusSpline
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
-from jacobiflow.adapters.patch import Patch
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, parts, variant
+from jacobiflow.adapters.patch import Call, Patch
+from jacobiflow.adapters.transform_spec import (
+    Declined,
+    ForeignMap,
+    Map,
+    Theta,
+    TransformSpec,
+    own_map,
+    parts,
+    variant,
+)
 from jacobiflow.core.bijectors import Bijector, ScaleAffine
 
 LAYERS = {"initial_layer", "blocks", "final_layer"}
@@ -57,7 +66,7 @@ class Inverse(Patch):
         )
 
     def __call__(self, inputs: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        solved = self.solved(inputs, context, lambda z: self.original()(z, context))
+        solved = self.solved(Call(inputs, context, lambda z: self.original()(z, context)))
         return self.original()(inputs, context) if solved is None else solved
 
 
@@ -91,22 +100,7 @@ def _maps(owner: Any, length: int, params: int) -> Iterator[Bijector]:
         yield ScaleAffine("sigmoid", eps)
     if tails == "linear" and bins is not None and params == 3 * bins - 1 > 2:
         yield SoftplusSpline(bins, owner.tail_bound, owner.min_bin_width, owner.min_derivative)
-    yield ForeignMap(_own_map(owner))
-
-
-def _own_map(owner: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The transform's own elementwise methods. They add up the log-derivatives of a row, so each number is
-    given as a row of its own."""
-    single = variant(owner, features=1)
-    scales = hasattr(owner.autoregressive_net, "hidden_features")  # they divide theta in place
-
-    def function(value: Tensor, theta: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
-        method = single._elementwise_inverse if inverse else single._elementwise_forward
-        theta = theta.reshape(-1, theta.shape[-1])
-        new, log_slope = method(value.reshape(-1, 1), theta.clone() if scales else theta)
-        return new.view(value.shape), log_slope.view(value.shape)
-
-    return function
+    yield own_map(partial(_twin, owner))
 
 
 def _feature_map(owner: Any) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
-from jacobiflow.adapters.patch import Patch
-from jacobiflow.adapters.transform_spec import Map, Theta, TransformSpec, variant
+from jacobiflow.adapters.patch import Call, Patch
+from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, variant
 from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
 
@@ -30,7 +29,8 @@ class OwnMADE(nn.Module):
     features: T. context: C, or 0.
     activation: of all hidden layers. With it hidden units are cached, if `params` is a chain of linear layers
         that are masked. Without it each sweep is a full pass.
-    masks: [out, in] of each linear layer of `params`, if they are not the layers' `mask` attributes.
+    masks: pairs of a linear layer of `params` and its mask [out, in], from input to output; not needed if
+        `params` is a module whose linear layers have their masks as an attribute `mask`.
 
     `inverse` takes one pass per feature until `jacobiflow.accelerate` makes it fast.
     """
@@ -43,19 +43,27 @@ class OwnMADE(nn.Module):
         *,
         context: int = 0,
         activation: Callable[[Tensor], Tensor] | None = None,
-        masks: Sequence[Tensor] = (),
+        masks: Sequence[tuple[nn.Linear, Tensor]] = (),
     ) -> None:
         super().__init__()
         self.params = params if isinstance(params, nn.Module) else _Function(params)
         self.bijector, self.features, self.context = bijector, features, context
-        self.activation, self.masks = activation, tuple(masks)
-        shapes = [list(layer.weight.shape) for layer in self.linears()]
-        if masks and [list(mask.shape) for mask in masks] != shapes:
-            raise ValueError(f"masks must have the shapes of the linear layers, {shapes}")
+        self.activation, names = activation, {id(m): name for name, m in self.params.named_modules()}
+        for layer, mask in masks:
+            if id(layer) not in names:
+                raise ValueError(f"masks has a layer that params does not hold: {layer}")
+            if mask.shape != layer.weight.shape:
+                shapes = list(mask.shape), list(layer.weight.shape)
+                raise ValueError(f"a mask has shape {shapes[0]}: give it the shape {shapes[1]} of its weight")
+        self.masks = tuple((names[id(layer)], mask) for layer, mask in masks)  # by name: copies have others
 
-    def linears(self) -> list[nn.Linear]:
-        """The linear layers of the network, from input to output."""
-        return [m for m in self.params.modules() if isinstance(m, nn.Linear)]
+    def linears(self) -> tuple[tuple[nn.Linear, Tensor | None], ...]:
+        """The linear layers of the network from input to output, and masks that are not their own."""
+        if self.masks:
+            return tuple(
+                (cast(nn.Linear, self.params.get_submodule(name)), mask) for name, mask in self.masks
+            )
+        return tuple((m, None) for m in self.params.modules() if isinstance(m, nn.Linear))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """z [n, T] of x [n, T], and log |dz/dx| [n]."""
@@ -77,8 +85,8 @@ class OwnMADE(nn.Module):
 
     def networks(self) -> tuple[ForeignNetwork, ...]:
         """How the layers may be connected: outputs by feature or by parameter, or in an unknown way."""
-        linears, width = self.linears(), self.features + self.context
-        masks = self.masks or (None,) * len(linears)
+        linears, masks = zip(*self.linears(), strict=True) if self.linears() else ((), ())
+        width = self.features + self.context
         unknown = ForeignNetwork(
             self.features, (), None, torch.zeros(self.features, self.bijector.params, dtype=torch.long)
         )
@@ -105,6 +113,14 @@ class Inverse(Patch):
         return isinstance(item, OwnMADE)
 
     def describe(self, module: Any) -> TransformSpec:
+        known = {id(p) for p in module.parameters()}
+        with torch.enable_grad():
+            like = next(module.parameters(), torch.zeros(()))
+            context = like.new_zeros(2, module.context) if module.context else None
+            theta = module.params(like.new_zeros(2, module.features), context)
+        if not known >= {id(leaf) for leaf in _leaves(theta.grad_fn)}:
+            raise Declined("its function has weights outside of modules: put them into a module")
+
         def twin(theta: Theta, width: int) -> tuple[Map, Map]:
             small = variant(module, features=width)
             vars(small)["params"] = lambda x, context: theta(x)
@@ -123,17 +139,29 @@ class Inverse(Patch):
         )
 
     def __call__(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        solved = self.solved(z, context, lambda z: self.original()(z, context))
+        solved = self.solved(Call(z, context, lambda z: self.original()(z, context)))
         return self.original()(z, context) if solved is None else solved
 
 
-class _Home:
-    """A function and the modules in it. A copy of the function computes with the same modules."""
+def _leaves(node: Any) -> Iterator[Tensor]:
+    """The leaves of an autograd graph."""
+    todo, seen = [node], set[Any]()
+    while todo:
+        if (node := todo.pop()) is None or node in seen:
+            continue
+        seen.add(node)
+        todo += [inner for inner, _ in node.next_functions]
+        if hasattr(node, "variable"):
+            yield node.variable
 
-    def __init__(self, function: Params) -> None:
-        self.function, self.modules = function, captured(function)
 
-    def __deepcopy__(self, memo: Any) -> _Home:
+class _Same:
+    """Copies of it are itself."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __deepcopy__(self, memo: Any) -> _Same:
         return self
 
 
@@ -142,31 +170,18 @@ class _Function(nn.Module):
 
     def __init__(self, function: Params) -> None:
         super().__init__()
-        self.home = _Home(function)
-        self.parts = nn.ModuleList(self.home.modules)
+        self.function, self.parts = function, nn.ModuleList(captured(function))
+        self.first = _Same(self)  # whose modules are in the function
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        with self._lent():
-            return self.home.function(x, context)
-
-    @contextmanager
-    def _lent(self) -> Iterator[None]:
-        """Give the modules in the function our tensors and mode."""
-        pairs = [
-            (theirs, ours)
-            for theirs, ours in zip(
-                chain.from_iterable(m.modules() for m in self.home.modules),
-                chain.from_iterable(m.modules() for m in self.parts),
-                strict=True,
-            )
-            if theirs is not ours
-        ]
-        names = ("_parameters", "_buffers", "training")
-        before = [{name: vars(theirs)[name] for name in names} for theirs, _ in pairs]
+        first = self.first.module
+        if first is self:
+            return self.function(x, context)
+        training = [m.training for m in first.modules()]
+        first.train(self.training)
         try:
-            for theirs, ours in pairs:
-                vars(theirs).update({name: vars(ours)[name] for name in names})
-            yield
+            tensors = dict(chain(self.named_parameters(), self.named_buffers()))
+            return torch.func.functional_call(first, tensors, (x, context))  # type: ignore[no-any-return]
         finally:
-            for (theirs, _), kept in zip(pairs, before, strict=True):
-                vars(theirs).update(kept)
+            for m, mode in zip(first.modules(), training, strict=True):
+                m.training = mode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -40,11 +40,14 @@ class Tally:
         self.passes_saved += saved
 
 
-Original = Callable[[Tensor], Any]
+@dataclass(frozen=True)
+class Call:
+    """A call of the inverse: noise z [n, T], context [n, C] or [1, C], and what else its time depends on."""
 
-
-def _nothing(x: Tensor) -> None:
-    """What most callers do after the solution."""
+    z: Tensor
+    context: Tensor | None
+    original: Callable[[Tensor], Any]  # of z
+    finish: Callable[[Tensor], Any] = id  # what the caller does with x
 
 
 class Patch:
@@ -134,15 +137,10 @@ class Patch:
         except Declined:
             return False
 
-    def solved(
-        self, z: Tensor, context: Tensor | None, original: Original, finish: Original = _nothing
-    ) -> tuple[Tensor, Tensor] | None:
+    def solved(self, call: Call) -> tuple[Tensor, Tensor] | None:
         """x [n, T] with z [n, T] = f(x), and log |dx/dz| [n]. None: call the original, because ours does not
-        apply or is not faster.
-
-        original: the original for z. finish: what the caller does with x. Their times are measured.
-        """
-        way, found = self._attempt(z, context, original, finish)
+        apply or is not faster."""
+        (way, found), z = self._attempt(call), call.z
         if not isinstance(found, Solution):
             self.tally.count(race.ORIGINAL, found)
             return None
@@ -157,10 +155,9 @@ class Patch:
             )
         return found.x, found.log_det
 
-    def _attempt(
-        self, z: Tensor, context: Tensor | None, original: Original, finish: Original, way: str | None = None
-    ) -> tuple[str, Solution | str]:
+    def _attempt(self, call: Call, way: str | None = None) -> tuple[str, Solution | str]:
         """What ran, and the solution; or why the original must run. way: the one to take, if it is known."""
+        z, context = call.z, call.context
         try:
             inverter = self.inverter()
         except Declined as reason:
@@ -168,9 +165,9 @@ class Patch:
         given = chain((z, *(() if context is None else (context,))), tensors_of(self.module))
         gradients = torch.is_grad_enabled() and any(t.requires_grad for t in given)
         key = (inverter.signature, len(z).bit_length(), gradients, z.dtype, z.device, torch.get_num_threads())
-        way = way or race.winner(key)
+        way, as_fast = way or race.winner(key), "it is as fast" + " with gradients" * gradients
         if way == race.ORIGINAL:
-            return way, "it is as fast"
+            return way, as_fast
         state = State(self.parts())
         if obstacle := only_original(z.device) or state.obstacle:
             return race.ORIGINAL, obstacle
@@ -180,28 +177,20 @@ class Patch:
                 return race.ORIGINAL, "its masks are not autoregressive in any order"
             if not inverter.fits(z, context):
                 return race.ORIGINAL, "inputs or context of another shape, dtype or device"
-            chosen = way if way in inverter.ways else self._race(key, z, context, original, finish, gradients)
+            chosen = way if way in inverter.ways else self._race(key, call, gradients)
             if chosen == race.ORIGINAL:
-                return chosen, "it is as fast"
+                return chosen, as_fast
             return chosen, inverter.solve(z, context, self.tol, chosen)
 
         return inverter.memo.solve(((None, state.tensors),), partial(self._pack, state), use)
 
-    def _race(
-        self,
-        key: Hashable,
-        z: Tensor,
-        context: Tensor | None,
-        original: Original,
-        finish: Original,
-        gradients: bool,
-    ) -> str:
+    def _race(self, key: Hashable, call: Call, gradients: bool) -> str:
         """The fastest way for these rows, gradients included."""
         weights = [p for p in self.module.parameters() if p.requires_grad]
 
-        def timed(run: Original) -> race.Work:
+        def timed(run: Callable[[Tensor], Any]) -> race.Work:
             def once() -> None:
-                leaf = z.detach().requires_grad_(gradients)
+                leaf = call.z.detach().requires_grad_(gradients)
                 found = run(leaf)
                 if gradients:
                     total = sum(t.sum() for t in (found if isinstance(found, tuple) else (found,)))
@@ -210,23 +199,22 @@ class Patch:
             return once
 
         def ours(way: str, z: Tensor) -> tuple[Tensor, Tensor]:
-            _, found = self._attempt(z, context, original, finish, way)
+            _, found = self._attempt(replace(call, z=z), way)
             assert isinstance(found, Solution)
-            finish(found.x)
+            call.finish(found.x)
             return found.x, found.log_det
 
         def one_pass(z: Tensor) -> tuple[Tensor, Tensor]:
-            block, x = self.inverter().bind(context), z.unsqueeze(-1)
+            block, x = self.inverter().bind(call.context), z.unsqueeze(-1)
             return block.sweep(x, x)
 
         ways = {way: timed(partial(ours, way)) for way in self.inverter().ways}
-        return race.run(key, ways, timed(original), timed(one_pass), self.inverter().spec.passes)
+        return race.run(key, ways, timed(call.original), timed(one_pass), self.inverter().spec.passes)
 
-    def solved_batch(
-        self, y: Tensor, context: Tensor | None, original: Original, finish: Original = _nothing
-    ) -> tuple[Tensor, Tensor] | None:
-        """As `solved` for y [..., T] and context [..., C], whose leading dimensions broadcast."""
-        shape, rows = y.shape, None
+    def solved_batch(self, call: Call) -> tuple[Tensor, Tensor] | None:
+        """As `solved` for z [..., T] and context [..., C], whose leading dimensions broadcast."""
+        y, context, rows = call.z, call.context, None
+        shape = y.shape
         if context is not None:
             try:
                 batch = torch.broadcast_shapes(shape[:-1], context.shape[:-1])  # type: ignore[no-untyped-call]
@@ -236,8 +224,9 @@ class Patch:
             if len(rows) > 1:  # one row is the context of all
                 rows = context.expand(*batch, -1).reshape(-1, context.shape[-1])
         flat = y.expand(shape).reshape(-1, shape[-1])
-        by_rows = ((lambda z, run=run: run(z.view(shape))) for run in (original, finish))
-        solution = self.solved(flat, rows, *by_rows)
+        solution = self.solved(
+            Call(flat, rows, lambda z: call.original(z.view(shape)), lambda x: call.finish(x.view(shape)))
+        )
         return None if solution is None else (solution[0].view(shape), solution[1].view(shape[:-1]))
 
     def __getstate__(self) -> dict[str, Any]:

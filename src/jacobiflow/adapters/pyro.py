@@ -12,8 +12,8 @@ from torch.distributions import Transform
 
 from jacobiflow.adapters.maps import ClampedAffine, StableAffine
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
-from jacobiflow.adapters.patch import Patch
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, parts, variant
+from jacobiflow.adapters.patch import Call, Patch
+from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, own_map, parts, variant
 from jacobiflow.core.bijectors import Bijector
 
 NETWORK = {"layers", "skip_layer", "f", "input_dim", "context_dim", "param_dims"}
@@ -49,11 +49,19 @@ class Inverse(Patch):
             module=net,
             contexts=(net.context_dim,),
             theta=lambda x, context: _theta(net(x) if context is None else net(x, context), x),
-            maps=(_map(self.owner, net),),
+            maps=(self._map(),),
             networks=(network,),
             twin=self._twin,
             options=[(k, v) for k, v in vars(self.owner).items() if k in AFFINE],
         )
+
+    def _map(self) -> Bijector:
+        owner = self.owner
+        if "spline" in owner._modules:
+            return own_map(self._twin)
+        if owner.stable:
+            return StableAffine(owner.sigmoid_bias)
+        return ClampedAffine(owner.log_scale_min_clip, owner.log_scale_max_clip)
 
     def _twin(self, theta: Theta, width: int) -> tuple[Map, Map]:
         dims = _bound(self.owner)[0].param_dims
@@ -75,7 +83,7 @@ class Inverse(Patch):
         return lambda x: (small._call(x), log_det()), lambda z: (small._inverse(z), -log_det())
 
     def __call__(self, y: Tensor) -> Tensor:
-        solution = self.solved_batch(y, _bound(self.owner)[1], self.original(), self.owner._call)
+        solution = self.solved_batch(Call(y, _bound(self.owner)[1], self.original(), self.owner._call))
         if solution is None or solution[0].shape != y.shape:
             return self.original()(y)  # type: ignore[no-any-return]
         self.owner._call(solution[0])
@@ -127,22 +135,6 @@ def _parts(theta: Tensor, dims: list[int]) -> tuple[Tensor, ...]:
     """What the network returns for theta [n, T, P]."""
     parts = torch.split(theta.transpose(-1, -2), dims, -2)
     return tuple(p.squeeze(-2) for p in parts) if set(dims) == {1} else parts
-
-
-def _map(owner: Any, net: Any) -> Bijector:
-    if "spline" in owner._modules:
-        return ForeignMap(functools.partial(_spline, owner.spline, net.param_dims))
-    if owner.stable:
-        return StableAffine(owner.sigmoid_bias)
-    return ClampedAffine(owner.log_scale_min_clip, owner.log_scale_max_clip)
-
-
-def _spline(
-    spline: Any, dims: list[int], value: Tensor, theta: Tensor, inverse: bool
-) -> tuple[Tensor, Tensor]:
-    """Pyro's rational spline, linear or quadratic, of unconstrained parameters."""
-    conditional = variant(spline, nn=lambda _: _parts(theta, dims), input_dim=theta.shape[-2])
-    return conditional.condition(value).spline_op(value, inverse=inverse)  # type: ignore[no-any-return]
 
 
 def _network(net: Any) -> ForeignNetwork:

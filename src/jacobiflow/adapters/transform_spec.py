@@ -16,6 +16,7 @@ from jacobiflow.core.bijectors import Bijector
 
 Map = Callable[[Tensor], tuple[Tensor, Tensor]]  # [n, w] -> [n, w] and the log-determinant [n]
 Theta = Callable[[Tensor], Tensor]  # x [n, w] -> theta [n, w, P]
+Twin = Callable[[Theta, int], tuple[Map, Map]]  # forward and inverse of the first w features, given theta
 
 
 class Declined(Exception):
@@ -76,6 +77,18 @@ class ForeignMap:
         return new.gather(1, at), log_slope.gather(1, at)
 
 
+def own_map(twin: Twin) -> ForeignMap:
+    """The elementwise map of a transform by its own methods. They add up the log-derivatives of a row, so
+    each number is given as a row of its own."""
+
+    def function(value: Tensor, theta: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+        forward, back = twin(lambda x: theta.reshape(-1, 1, theta.shape[-1]), 1)
+        new, log_slope = (back if inverse else forward)(value.reshape(-1, 1))
+        return new.view(value.shape), log_slope.view(value.shape)
+
+    return ForeignMap(function)
+
+
 @dataclass(frozen=True)
 class TransformSpec:
     """An autoregressive transform z = f(x; theta(x)) of another library.
@@ -90,7 +103,7 @@ class TransformSpec:
     theta: Callable[[Tensor, Tensor | None], Tensor]  # x [n, T], context [n, C] -> [n, T, P]
     maps: tuple[Bijector, ...]
     networks: tuple[ForeignNetwork, ...]
-    twin: Callable[[Theta, int], tuple[Map, Map]]  # forward and inverse of the first w features, given theta
+    twin: Twin
     options: object  # what else the map depends on; comparable
 
     @property

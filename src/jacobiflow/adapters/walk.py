@@ -52,13 +52,22 @@ def walk(root: Any, skip: tuple[type, ...] = ()) -> Iterator[Found]:
 
 
 def captured(function: Any) -> list[nn.Module]:
-    """The modules that a function holds, without their parts."""
+    """The modules that a function holds or names as globals, without their parts."""
     inner, modules = set[int](), list[nn.Module]()
-    for found in walk(function):
+    names, known = _names(getattr(function, "__code__", None)), getattr(function, "__globals__", {})
+    for found in walk([function, {name: known[name] for name in names if name in known}]):
         if issubclass(type(found.item), nn.Module) and id(found.item) not in inner:
             modules.append(found.item)
             inner |= {id(m) for m in found.item.modules()}
     return modules
+
+
+def _names(code: types.CodeType | None) -> list[str]:
+    """The globals and attributes that a function and those inside it name."""
+    if code is None:
+        return []
+    inner = (_names(part) for part in code.co_consts if type(part) is types.CodeType)
+    return [*code.co_names, *chain.from_iterable(inner)]
 
 
 def _parts(item: Any) -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from jacobiflow.adapters.inverter import FULL, tolerance
 from jacobiflow.adapters.maps import SoftclipAffine, SoftclipSpline
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
 from jacobiflow.adapters.module_state import State, only_original
-from jacobiflow.adapters.patch import FEW_PASSES, Patch
+from jacobiflow.adapters.patch import FEW_PASSES, Call, Patch
 from jacobiflow.adapters.race import ORIGINAL
 from jacobiflow.adapters.transform_spec import (
     Declined,
@@ -95,7 +95,7 @@ class Inverse(Patch):
 
     def __call__(self, y: Tensor) -> Tensor:
         (context,) = self.owner.meta.args
-        self.solution = self.solved_batch(y, context, self.original())
+        self.solution = self.solved_batch(Call(y, context, self.original()))
         return self.original()(y) if self.solution is None else self.solution[0]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,9 +146,7 @@ class OpenInverse(Patch):
     def now(self) -> tuple[str, str]:
         obstacle = self._obstacle(next(self.module.parameters(), torch.zeros(())))
         return (
-            (ORIGINAL, obstacle)
-            if obstacle
-            else (FULL, "its `meta` is any function: each sweep is a full pass")
+            (ORIGINAL, obstacle) if obstacle else (FULL, "its `meta` is unknown: each sweep is a full pass")
         )
 
     def _obstacle(self, y: Tensor) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,21 +15,25 @@ from jacobiflow import __version__
 from jacobiflow.cli import options as cli
 from jacobiflow.core.hardware import processor_name
 from jacobiflow.core.pictures import as_images, save_strip
-from jacobiflow.core.tables import table
-from jacobiflow.flows.compare import Row, compare
+from jacobiflow.core.progress import steps
+from jacobiflow.core.tables import table, terminal_width
+from jacobiflow.flows.compare import FEWEST_RUNS, MOST_RUNS, NOISY, Row, compare
 from jacobiflow.flows.nonfinite import remedy
+from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
 
-HEAD = ("plan", "batch", "seconds", "speed-up", "sweeps per block", "largest dev.", "mean dev.", "backend")
+HEAD = ("plan", "batch", "seconds", "speed-up", "sweeps", "deviation", "backend", "status")
+FILES = ("bench.json", "bench.png")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """Time plans against sequential decoding on this machine.
+    """Compare plans on this machine: seconds, speed-up, deviation from exact.
 
-    Every plan decodes the same noise at each batch size. Runs alternate between
-    plans. The table shows their median time, the sweeps per block and the
-    deviation from exact. Writes bench.json and, for images, bench.png into --out:
-    one row of samples per plan with its time.
+    Every plan decodes the same noise at each batch size. Speed-ups are relative to
+    the first row. That is the plain loop (sequential decoding as public TarFlow
+    code does it) for a TarFlow without guidance, else our sequential decoding. Runs
+    alternate between plans until the speed-ups are stable. Writes bench.json and,
+    for images, bench.png into --out: one row of samples per plan.
 
     example: jacobiflow bench mnist --batch 1 16 --plan uniform selective
     """
@@ -37,12 +42,12 @@ class Args:
     batch: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = (1, 16)
     """Batch sizes."""
     plan: Annotated[tuple[str, ...], cli.option("PLAN ...")] = ()
-    """uniform, selective, auto or a plan's JSON file; one or several. Default:
-    selective and auto; selective with --tol or --init."""
-    repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 5
-    """Runs per plan and batch size."""
+    """auto, uniform, selective or JSON files. Default: selective and auto; selective with --tol or --init."""
+    repeats: Annotated[int, tyro.conf.arg(metavar="N")] = MOST_RUNS
+    """Most runs per plan and batch size."""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("bench")
     """Folder to write into."""
+    force: cli.Force = False
     json: cli.Json = False
     decoding: cli.DecodingOptions
     guidance: cli.GuidanceOptions
@@ -66,9 +71,11 @@ def main(argv: Sequence[str]) -> int:
     plans = list(dict.fromkeys(["sequential", *names]))
     for plan in set(plans) - {"auto"}:  # mistakes are found before any work is done
         flow.plan(plan, **args.decoding.of_plan(plan))
-    cli.make_folder(args.out)
+    if has_plain_loop(flow, guidance):
+        plans = [PLAIN, *plans]
+    cli.make_folder(args.out, FILES, force=args.force)
     z = flow.noise(largest, args.decoding.seed)
-    with cli.progress("timing") as show_step:
+    with steps("timing") as show_step:
         rows, outs = compare(
             flow,
             z,
@@ -80,52 +87,57 @@ def main(argv: Sequence[str]) -> int:
             condition=lambda n: {} if labels is None else {"labels": labels[:n]},
             progress=show_step,
         )
-    setting = f"{processor_name(z.device)}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    files = ["bench.json"]
+    cli.remove_old(args.out, FILES)
+    files, threads = ["bench.json"], torch.get_num_threads()
+    setting = f"{processor_name(z.device)}, {threads} threads, torch {torch.__version__}"
     if as_images(z.new_empty(1, *flow.data_shape)) is not None:
-        last = [row for row in rows if row.batch == largest]
-        title = f"{args.flow.model}, batch {largest}, {setting}"
-        save_strip([(caption(row), outs[row.plan].x) for row in last], args.out / "bench.png", title=title)
+        title = f"{args.flow.model}: the same noise by every method. {setting}"
+        strip = [(caption([r for r in rows if r.plan == name]), outs[name].x) for name in plans]
+        save_strip(strip, args.out / "bench.png", title=title)
         files.append("bench.png")
-    doc = (
-        asdict(args.flow)
-        | asdict(args.decoding)
-        | asdict(args.guidance)
-        | {
-            "repeats": args.repeats,
-            "machine": processor_name(z.device),
-            "threads": torch.get_num_threads(),
-            "device": str(z.device),
-            "versions": {"jacobiflow": __version__, "torch": torch.__version__},
-            "rows": [asdict(row) for row in rows],
-        }
-    )
-    text = f"{show(rows)}\n\nmedians of {args.repeats} alternating runs on {setting}"
-    text += f"\nwritten to {args.out}: {', '.join(files)}"
+    doc = asdict(args.flow) | asdict(args.decoding) | asdict(args.guidance) | {"repeats": args.repeats}
+    doc |= {"machine": processor_name(z.device), "threads": threads, "device": str(z.device)}
+    doc |= {"versions": {"jacobiflow": __version__, "torch": torch.__version__}, "rows": [*map(asdict, rows)]}
+    text = f"{show(rows)}\n\nmedians of {FEWEST_RUNS} to {args.repeats} alternating runs on\n{setting}\n"
+    text += f"written to {args.out}: {', '.join(files)}\n\n"
+    text += textwrap.fill(conclusion(rows, plans), terminal_width())
     cli.report(doc, text, as_json=args.json, file=args.out / "bench.json")
     worst = max(rows, key=lambda row: row.nonfinite)
     return cli.exit_status("bench", worst.nonfinite, worst.batch, remedy(guidance, z.dtype))
 
 
-def caption(row: Row) -> str:
-    """The line below a plan's row of images."""
-    return f"{Path(row.plan).name}: {1000 * row.seconds:,.0f} ms, {row.speedup:.2g}x"
+def caption(rows: Sequence[Row]) -> str:
+    """The line below a plan's row of images: its time and speed-up at every batch size, its deviation."""
+    each = (f"{1000 * r.seconds:,.0f} ms at batch {r.batch} ({r.gain})" for r in rows)
+    return f"{Path(rows[0].plan).name}: {', '.join(each)}, deviation {max(r.largest for r in rows):.1g}"
+
+
+def conclusion(rows: Sequence[Row], plans: Sequence[str]) -> str:
+    """What was gained by the last plan, and how exact it is, in a sentence."""
+    own = [row for row in rows if row.plan == plans[-1]]
+    if any(not row.stable for row in own):
+        return f"The speed-up of {plans[-1]} is too noisy to tell: repeat on a quiet machine."
+    gains = ", ".join(f"{row.speedup:.1f}x at batch {row.batch}" for row in own)
+    largest = max(row.largest for row in own)
+    exact = f"deviate from exact by at most {largest:.1g}" if largest else "are exact"
+    return f"{plans[-1]} is faster than the {plans[0]} by {gains}; its samples {exact}."
 
 
 def show(rows: Sequence[Row]) -> str:
     """The table for people."""
     body = [
         (
-            row.plan,
+            Path(row.plan).name,
             str(row.batch),
             f"{row.seconds:.3f}",
-            f"{row.speedup:.2f}x",
-            " ".join(f"{s:.0f}" if s == round(s) else f"{s:.1f}" for s in row.sweeps),
+            row.gain,
+            f"{sum(row.sweeps):.0f}" if row.sweeps else "",
             f"{row.largest:.2g}",
-            f"{row.mean:.2g}",
             row.backend,
             row.summary,
         )
         for row in rows
     ]
-    return table([(*HEAD, "status"), *body])
+    key = "\n\nsweeps: network evaluations in series, all blocks together, mean over samples"
+    noisy = "" if all(row.stable for row in rows) else f"\n{NOISY}: runs disagree about the speed-up"
+    return f"{table([HEAD, *body])}{key}{noisy}"

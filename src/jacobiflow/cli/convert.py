@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 import tyro
 
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
-from jacobiflow.cli.options import Json, option, parse, progress, report
+from jacobiflow.cli.options import Force, Json, option, parse, refuse_old, report
+from jacobiflow.core.progress import steps
 from jacobiflow.flows.calibration import calibrate
+from jacobiflow.flows.checkpoint import CONFIG, WEIGHTS
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.profile import measure_profile
 
@@ -39,12 +41,14 @@ class Args:
     """Noise of training. Default: as a public file name says."""
     profile: Literal["quick", "full", "none"] = "quick"
     """How sweeps converge, which plan auto uses: measured within about two minutes, in full, or not."""
+    force: Force = False
     json: Json = False
 
 
 def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = parse(Args, argv, command="convert")
+    refuse_old(args.out, (CONFIG, WEIGHTS), force=args.force)
     flow = import_tarflow(args.checkpoint, image_channels=args.channels, noise_std=args.noise_std)
     left_out = "no convergence profile" if args.profile == "none" else measure(flow, args.profile == "full")
     flow.save(args.out)
@@ -62,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
 def measure(flow: Flow, full: bool) -> str:
     """Fit first guesses and measure the profile; returns what was left out."""
     seconds = math.inf if full else PROFILE_SECONDS
-    with progress("measuring") as show_step:
+    with steps("measuring") as show_step:
         calibrate(flow, seconds=seconds / 8, progress=show_step)
         entry = measure_profile(flow, seconds=seconds, progress=show_step)
     notes = ["the calibrated first guess"] * (flow.calibration is None)

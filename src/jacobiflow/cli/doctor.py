@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -19,10 +20,12 @@ from typing import Any
 import torch
 
 from jacobiflow import __version__
-from jacobiflow.cli.options import Json, listing, parse, progress, report, terminal_width
+from jacobiflow.cli.options import Json, parse, report
 from jacobiflow.core.cache_folder import own_folder, write_own
 from jacobiflow.core.hardware import BILLION, available_cores, processor_name, total_memory
+from jacobiflow.core.progress import steps
 from jacobiflow.core.results import one_line
+from jacobiflow.core.tables import listing, terminal_width
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
@@ -31,7 +34,6 @@ from jacobiflow.kernels import build
 OURS = ("jacobiflow-models", "jacobiflow-lab")  # distributions that must have the library's version
 OTHERS = ("torch", "numpy", "safetensors", "tyro", "pillow")
 LARGEST_DEVIATION = 1e-3  # of float32 samples of order 1 on different devices; rounding is about 1e-6
-ADVICE = "run `jacobiflow doctor` again, and report its output if this remains"
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Args:
     json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One row of the report; a problem has the form "what is wrong: what to do"."""
 
@@ -61,16 +63,17 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 1 if there are problems."""
     args = parse(Args, argv, command="doctor")
     findings: dict[str, Finding] = {}
-    with warnings.catch_warnings(record=True) as caught, progress("checking") as show_step:
+    with warnings.catch_warnings(record=True) as caught, steps("checking") as show_step:
         warnings.simplefilter("always")
         for name, check in checks():
             show_step(name)
             findings[name] = check()
     told = [*(str(w.message) for w in caught), *(f.problem for f in findings.values() if f.problem)]
-    problems = [without_home(" ".join(text.split())) for text in dict.fromkeys(told)]
+    problems = [" ".join(text.split()) for text in dict.fromkeys(told)]
     doc = {name: finding.facts for name, finding in findings.items()} | {"problems": problems}
     rows = listing((name, without_home(finding.text)) for name, finding in findings.items())
-    report(doc, f"{rows}\n\n{verdict(problems)}", as_json=args.json)
+    text = f"{rows}\n\n{verdict([without_home(problem) for problem in problems])}"
+    report(json.loads(without_home(json.dumps(doc))), text, as_json=args.json)
     return int(bool(problems))
 
 
@@ -94,7 +97,7 @@ def verdict(problems: Sequence[str]) -> str:
 def without_home(text: str) -> str:
     """The text with ~ for the home folder, which often has the user's name in it."""
     home = os.path.expanduser("~")
-    return text.replace(f"{home}{os.sep}", f"~{os.sep}") if len(home) > 1 else text
+    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
 
 
 def installed(name: str) -> str | None:
@@ -111,19 +114,17 @@ def versions() -> Finding:
     facts = {"jacobiflow": __version__} | ours | {"Python": platform.python_version()}
     facts |= {name: installed(name) for name in OTHERS}
     wrong = [f"{name}=={__version__}" for name, version in ours.items() if version not in (None, __version__)]
-    return Finding(
-        text=", ".join(f"{name} {version or 'not installed'}" for name, version in facts.items()),
-        facts=facts,
-        problem=f"the versions differ: pip install {' '.join(wrong)}" if wrong else "",
-    )
+    text = ", ".join(f"{name} {version or 'not installed'}" for name, version in facts.items())
+    return Finding(text, facts, f"the versions differ: pip install {' '.join(wrong)}" if wrong else "")
 
 
 def system() -> Finding:
     """The operating system, the memory and where the library is."""
     package, memory = str(Path(__file__).parents[1]), total_memory()
     facts = {"platform": platform.platform(), "memory": memory, "package": package}
-    text = f"{facts['platform']}, {memory / BILLION:,.0f} GB of memory, jacobiflow in {package}"
-    return Finding(text=text, facts=facts)
+    return Finding(
+        f"{facts['platform']}, {memory / BILLION:,.0f} GB of memory, jacobiflow in {package}", facts
+    )
 
 
 def threads() -> Finding:
@@ -135,16 +136,14 @@ def threads() -> Finding:
         problem = f"OMP_NUM_THREADS={asked!r} is not a whole number above 0: set it to {cores}"
     elif max(count, int((asked or "1").partition(",")[0])) > cores:
         problem = f"there are more threads than cores ({text}): set OMP_NUM_THREADS={cores}"
-    return Finding(
-        text=text, facts={"count": count, "cores": cores, "OMP_NUM_THREADS": asked}, problem=problem
-    )
+    return Finding(text, {"count": count, "cores": cores, "OMP_NUM_THREADS": asked}, problem)
 
 
 def cache_use() -> Finding:
     """The cache folder, whether it can be written to, and what is stored there."""
     folder = own_folder("plans")
     if folder is None:  # a warning says why
-        return Finding(text="not used", facts=None)
+        return Finding("not used", None)
     cache, problem = folder.parent, ""
     try:
         write_own(folder / f"doctor-{os.getpid()}", b"")
@@ -154,11 +153,7 @@ def cache_use() -> Finding:
         problem = f"{reason}: set JACOBIFLOW_CACHE to a folder of your own"
     counts = {part.name: sum(1 for f in part.rglob("*") if f.is_file()) for part in sorted(cache.iterdir())}
     stored = ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "none"
-    return Finding(
-        text=f"{cache}, stored files: {stored}",
-        facts={"folder": str(cache), "stored": counts},
-        problem=problem,
-    )
+    return Finding(f"{cache}, stored files: {stored}", {"folder": str(cache), "stored": counts}, problem)
 
 
 def compiler() -> Finding:
@@ -167,12 +162,12 @@ def compiler() -> Finding:
     try:
         command = build.compiler_command()
         if not command:
-            return Finding(text="none", facts=None)
+            return Finding("none", None)
         said = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=10, check=True)
         name = said.stdout.partition("\n")[0].strip()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         name = f"does not run ({one_line(error)})"
-    return Finding(text=f"{' '.join(command) or 'CC'}: {name}", facts={"command": command, "version": name})
+    return Finding(f"{' '.join(command) or 'CC'}: {name}", {"command": command, "version": name})
 
 
 def kernels() -> Finding:
@@ -180,7 +175,7 @@ def kernels() -> Finding:
     off = os.environ.get("JACOBIFLOW_NATIVE") == "0"
     in_use = None if build.library() is None else build.version()
     text = "off, because JACOBIFLOW_NATIVE=0" if off else in_use or "not used: torch does their work"
-    return Finding(text=text, facts=in_use)
+    return Finding(text, in_use)
 
 
 def devices() -> list[torch.device]:
@@ -198,17 +193,14 @@ def self_check(device: torch.device) -> Finding:
         backends, deviations = zip(*(deviation_on(device, flow) for flow in small_flows()), strict=True)
     except (RuntimeError, AssertionError, ValueError) as error:  # device types raise different errors
         problem = f"decoding on {device} fails ({one_line(error)[:200]}): update its driver and torch"
-        return Finding(text=f"{facts['processor']}: fails", facts=facts, problem=problem)
+        return Finding(f"{facts['processor']}: fails", facts, problem)
     facts |= {"backend": " + ".join(sorted(set(backends))), "deviation": float(torch.stack(deviations).max())}
-    text = (
-        f"{facts['processor']}, backend {facts['backend']}, self-check deviates by {facts['deviation']:.1g}"
-    )
-    if facts["deviation"] <= LARGEST_DEVIATION:
-        return Finding(text=text, facts=facts)
-    wrong = f"samples of {device} with backend {facts['backend']} deviate by {facts['deviation']:.1g}"
-    return Finding(
-        text=text, facts=facts, problem=f"{wrong}: use --backend torch or another device; {ADVICE}"
-    )
+    backend, deviation = facts["backend"], facts["deviation"]
+    text = f"{facts['processor']}, backend {backend}, self-check deviates by {deviation:.1g}"
+    if deviation <= LARGEST_DEVIATION:
+        return Finding(text, facts)
+    wrong = f"samples of {device} with backend {backend} deviate by {deviation:.1g}"
+    return Finding(text, facts, f"{wrong}: use --backend torch or another device, and report this")
 
 
 def deviation_on(device: torch.device, flow: Flow) -> tuple[str, torch.Tensor]:

@@ -11,6 +11,8 @@ from importlib.metadata import entry_points
 from io import TextIOWrapper
 from typing import Any
 
+from jacobiflow.core.suggest import did_you_mean
+
 LAB = "jacobiflow-lab"  # the distribution of the commands that the library does not have
 SHELLS = ("bash", "zsh", "fish")
 COMMANDS = {
@@ -84,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, *rest = args
     if name not in COMMANDS:
-        print(f"jacobiflow: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        hint = did_you_mean(name, COMMANDS)
+        print(f"jacobiflow: no command {name!r}{hint}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     from jacobiflow.core.hardware import out_of_memory
     from jacobiflow.core.results import JacobiflowError

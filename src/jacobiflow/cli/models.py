@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from jacobiflow.cli.options import Json, listing, parse, report
+from jacobiflow.cli.options import Json, parse, report
+from jacobiflow.core.tables import listing
 from jacobiflow.flows.bundled import models
 from jacobiflow.training.recipe import Recipe, recipe_names
 

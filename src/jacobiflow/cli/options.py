@@ -6,23 +6,23 @@ import inspect
 import json
 import os
 import re
-import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO, TypeVar, cast, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 import torch
 import tyro
-from tqdm import tqdm
 
 from jacobiflow.core import records
 from jacobiflow.core.files import write_text
 from jacobiflow.core.method import Init
+from jacobiflow.core.tables import terminal_width
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
@@ -42,6 +42,7 @@ def option(metavar: str) -> Any:
 
 
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # off by default
+Force = Annotated[bool, tyro.conf.arg(help="Replace files of an earlier run.", help_behavior_hint="")]
 Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.", help_behavior_hint="")]
 
 
@@ -100,13 +101,10 @@ class DecodingOptions:
             raise ValueError(f"--seed must be 0 or more, not {self.seed}")
         if self.max_deviation is not None and "auto" not in plans:
             raise ValueError("--max-deviation is for plan auto: leave it out, or leave out --plan")
-        if self.tol is None and self.init is None:
-            return
-        own = [plan for plan in plans if plan not in ("sequential", *SWEPT)]
-        if own:
-            raise ValueError(f"--tol and --init are for {' and '.join(SWEPT)}; {own[0]} carries its own")
-        if not set(plans) & set(SWEPT):
-            raise ValueError(f"--tol and --init are for {' and '.join(SWEPT)}; sequential decoding is exact")
+        own = next((plan for plan in plans if plan not in ("sequential", *SWEPT)), None)
+        if self.default_plan != "auto" and (own or not set(plans) & set(SWEPT)):
+            why = f"{own} carries its own" if own else "sequential decoding is exact"
+            raise ValueError(f"--tol and --init are for {' and '.join(SWEPT)}; {why}")
 
     def of_plan(self, plan: str) -> dict[str, Any]:
         """The options of `flow.plan` that belong to this plan."""
@@ -130,14 +128,11 @@ class GuidanceOptions:
 
     def for_flow(self, flow: Flow, labels: str | None, backend: Backend | None = None) -> Guidance:
         """Guidance as the flow takes it; raises if it is not supported there, or changes nothing."""
-        guidance = Guidance(
-            weight=self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp
-        )
+        guidance = Guidance(self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp)
         with torch.no_grad():
             flow.bound_blocks(1, guidance=guidance, backend=backend)
-        if labels in (None, "none") and guidance.idle(None):
-            fix = "--labels or " if flow.num_classes else ""
-            raise ValueError(f"--guidance changes nothing without labels: add {fix}--attn-temp 1.5")
+        fix = "add --labels or --attn-temp 1.5" if flow.num_classes else "add --attn-temp 1.5"
+        guidance.refuse_idle(None if labels in (None, "none") else 0, fix)
         return guidance
 
 
@@ -147,62 +142,50 @@ def parse(kind: type[T], args: Sequence[str], *, command: str, default: T | None
     marks = (tyro.conf.AvoidSubcommands, *(MARKS if default is None else ()))
     text = inspect.getdoc(get_origin(kind) or kind)
     prog = f"jacobiflow {command}"
-    heard = StringIO()
+    said, wrong = StringIO(), StringIO()
     try:
-        with redirect_stdout(cast(TextIO, _Wrapped(sys.stdout))), redirect_stderr(heard):
+        with redirect_stdout(said), redirect_stderr(wrong):
             parsed: T = tyro.cli(kind, args=list(args), prog=prog, description=text, config=marks, **extra)
     except SystemExit as stop:
-        if not stop.code:  # --help
-            raise
-        raise ValueError(f"{_in_one_line(heard.getvalue())}; see {prog} --help") from None
+        if stop.code:
+            raise ValueError(f"{_in_one_line(wrong.getvalue())}; see {prog} --help") from None
+        print(_tidy(said.getvalue(), off="False" if default is None else "None"))
+        raise
     return parsed
 
 
 def _in_one_line(box: str) -> str:
-    """What tyro says of a mistake: a box with a title, whose parts stand between rules."""
-    _title, *parts = re.split(r"[─-]{3,}", re.sub("[╭╮╰╯│]", " ", box))
-    said = (" ".join(part.split()).rstrip(".") for part in parts)
-    return ". ".join(part for part in said if part and not re.match("(Argument|For full) helptext", part))
+    """What tyro says of a mistake, in parts between rules that name options in lines of their own."""
+    _title, first, *others = re.split(r"\n *-{3,} *\n", box)
+    said, name_line = " ".join(first.split()), re.compile(r"^ {6}([^\s,]+)", re.MULTILINE)
+    if said.startswith("Missing from"):
+        return f"missing: {' and '.join(name_line.findall(first))}"
+    if found := re.match(r"Unrecognized options: ([^,]+)", said):
+        like = next((part for part in others if re.search(f"Perhaps|to {re.escape(found[1])}:", part)), "")
+        hint = f" (did you mean {' or '.join(name_line.findall(like))}?)" if like else ""
+        return f"{found[1]} is not an option{hint}"
+    if found := re.match(r"invalid choice ('.*?') for argument '(.*?)'.*?\((.*?)\)", said):
+        known = sorted(set(re.findall("'(.*?)'", found[3])) - {"None"})
+        return f"{found[2]} must be one of {', '.join(known)}, not {found[1]}"
+    if found := re.match("Missing value for argument '(.*?)'", said):
+        return f"{found[1]} needs a value"
+    if found := re.match(r"Error parsing ([^\s/:]+).*?('[^']*')\]?(\.| |$)", said):
+        kind = "a whole number" if "int" in said else "a number" if "float" in said else "as --help says"
+        return f"{found[1]} must be {kind}, not {found[2]}"
+    return said
 
 
-class _Wrapped:
-    """A file that wraps long lines to the terminal: tyro wraps only what is in boxes."""
+def _tidy(text: str, off: str) -> str:
+    """The help without defaults that say nothing (None, '' and `off`), wrapped to the terminal.
 
-    def __init__(self, file: TextIO) -> None:
-        self.file = file
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-    def write(self, text: str) -> int:
-        text = re.sub(r"\n{3,}", "\n\n", text)
-        return self.file.write("\n".join(map(self.wrap, text.split("\n"))))
-
-    def wrap(self, line: str) -> str:
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", line)  # without colours
-        if len(plain) <= terminal_width():
-            return line
-        indent = "  " if plain.startswith("usage:") else ""
-        whole = re.sub(r"\[-[^]]*\]", lambda m: m[0].replace(" ", "\xa0"), plain)  # [--option VALUE]
-        lines = textwrap.wrap(whole, terminal_width(), subsequent_indent=indent, break_on_hyphens=False)
-        return "\n".join(lines).replace("\xa0", " ")
-
-
-def terminal_width() -> int:
-    """Columns of the terminal."""
-    return shutil.get_terminal_size().columns
-
-
-def listing(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and descriptions in two columns that fit the terminal."""
-    rows = list(rows)
-    first = max((len(name) for name, _ in rows), default=0) + 4
-    width = max(terminal_width(), first + 20)
-    indents = ((f"  {name}".ljust(first), text) for name, text in rows)
-    return "\n".join(
-        textwrap.fill(text, width, initial_indent=indent, subsequent_indent=" " * first)
-        for indent, text in indents
-    )
+    tyro wraps only what is in boxes, and may break "(default: None)" into two lines.
+    """
+    text = re.sub(rf"\s*\(default:\s*(None|''|{off})?\)", "", text)
+    text = re.sub(r"(?<=\[)[^]\n]+", lambda found: found[0].replace(" ", "\xa0"), text)  # [--option VALUE]
+    wrap = partial(textwrap.fill, width=terminal_width(), break_on_hyphens=False)
+    lines = (wrap(s) if len(s) > terminal_width() else s for s in map(str.rstrip, text.splitlines()))
+    text = re.sub(r"\n\n(?=  -)", "\n", "\n".join(lines).replace("\xa0", " "))
+    return re.sub(r"\n{3,}", "\n\n", text)
 
 
 def parse_labels(text: str | None, n: int, classes: int) -> torch.Tensor | None:
@@ -256,14 +239,28 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def make_folder(path: Path) -> None:
-    """Make the folder `path` and check that it can be written to."""
+def make_folder(path: Path, files: Sequence[str] = (), *, force: bool = True) -> None:
+    """Make the folder `path`, which can be written to and has none of `files` unless `force` is given."""
+    refuse_old(path, files, force=force)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--out {path} cannot be made: {error.strerror}") from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise ValueError(f"--out {path} cannot be written to")
+
+
+def refuse_old(folder: Path, files: Sequence[str], *, force: bool) -> None:
+    """Raise if the folder has one of these files, unless they may be replaced."""
+    old = [name for name in files if (folder / name).exists()]
+    if old and not force:
+        raise ValueError(f"{folder} has {' and '.join(old)}: add --force to replace, or choose another name")
+
+
+def remove_old(folder: Path, files: Sequence[str]) -> None:
+    """Remove what an earlier run wrote, so that nothing stale is left beside new files."""
+    for name in files:
+        (folder / name).unlink(missing_ok=True)
 
 
 def refuse_context(flow: Flow, instead: str) -> None:
@@ -287,19 +284,6 @@ def exit_status(command: str, nonfinite: int, n: int, advice: str) -> int:
     if nonfinite:
         note(f"jacobiflow {command}: {describe(nonfinite, n, advice)}")
     return int(nonfinite > 0)
-
-
-@contextmanager
-def progress(verb: str) -> Iterator[Callable[[str], None]]:
-    """A function that shows each step of the work: in one place on a terminal, a line per step elsewhere."""
-    with tqdm(bar_format="{desc} [{elapsed}]", leave=False, disable=None) as bar:
-
-        def show(step: str) -> None:
-            if bar.disable:
-                note(f"{verb} {step}")
-            bar.set_description_str(f"{verb} {step}")
-
-        yield show
 
 
 def note(text: str) -> None:

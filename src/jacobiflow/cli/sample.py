@@ -16,17 +16,18 @@ import tyro
 from jacobiflow.cli import options as cli
 from jacobiflow.core.files import write_atomically
 from jacobiflow.core.hardware import require_memory
-from jacobiflow.core.pictures import as_images, save_images
+from jacobiflow.core.pictures import SHOWN, as_images, save_images
 from jacobiflow.core.results import Status
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.nonfinite import remedy
 from jacobiflow.flows.plans import PLANS
+from jacobiflow.flows.residual import PROBES
 from jacobiflow.jobs.sampling import Format, Samples, Settings, draw
 
 LARGE_JOB = 100_000  # samples that are drawn as a large job without --format
 MAX_JOB = 10**9
 BATCH, DENOISING_BATCH = 256, 64  # of samples that are not a large job
-SHOWN = 400  # images of a grid
+FILES = ("samples.png", "samples.npz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,7 @@ class Args:
     """Print the residual, the largest |encode(x) - z|."""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("out")
     """Folder to write into."""
+    force: cli.Force = False
     json: cli.Json = False
     decoding: cli.DecodingOptions
     guidance: cli.GuidanceOptions
@@ -113,10 +115,14 @@ def draw_small(args: Args) -> int:
     require_memory(
         f"-n {args.n}", 16 * args.n * math.prod(flow.latent_shape), "draw fewer, or add --format npz"
     )
-    cli.make_folder(args.out)
+    cli.make_folder(args.out, FILES, force=args.force)
     batch = min(args.n, DENOISING_BATCH if args.denoise else BATCH)
-    samples = draw(asked, asked.resolve_plan(flow, batch), flow, 0, args.n, batch, check=args.check)
-    files = write(samples, args.out, 10 if args.flow.labels == "0-9" else None)
+    plan = asked.resolve_plan(flow, batch)
+    samples = draw(asked, plan, flow, 0, args.n, batch, check=args.check, progress=True)
+    if args.decoding.tol is not None:  # a warning says if it is loose
+        z, how = flow.noise(PROBES, asked.seed), args.decoding.of_plan(args.plan or "")
+        flow.decode(z, args.plan, **how, **asked.decode_options(0, PROBES))
+    files = write(samples, args.out, 10 if args.flow.labels == "0-9" and args.n >= 10 else None)
     worst = max((Status[name] for name in samples.status), key=lambda s: s.rank)
     nonfinite = samples.status["NONFINITE"]
     doc = {k: getattr(samples, k) for k in ("backend", "seconds", "residual")}
@@ -137,18 +143,17 @@ def write(samples: Samples, folder: Path, columns: int | None) -> list[str]:
     arrays: dict[str, Any] = {"x": samples.x.numpy()}
     if samples.labels is not None:
         arrays["labels"] = samples.labels.numpy()
+    cli.remove_old(folder, FILES)
 
     def save(name: str) -> None:
         with open(name, "wb") as file:
             np.savez_compressed(file, **arrays)
 
     write_atomically(folder / "samples.npz", save)
-    images = as_images(samples.x[:SHOWN])
-    if images is None:
+    if as_images(samples.x[:1]) is None:
         return ["samples.npz"]
-    columns = columns or min(16, math.ceil(math.sqrt(len(images))))
-    save_images(images, folder / "samples.png", columns=min(len(images), columns))
-    return ["samples.png", "samples.npz"]
+    save_images(samples.x[:SHOWN], folder / "samples.png", columns=columns)
+    return list(FILES)
 
 
 def draw_large(args: Args) -> int:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from jacobiflow.cli.options import listing, parse, pick_device
+from jacobiflow.cli.options import note, parse, pick_device
 from jacobiflow.core.processes import World, leave_process_group
+from jacobiflow.core.tables import listing
 from jacobiflow.data.sources import DataConfig
 from jacobiflow.training.log import last
-from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_names
+from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_for, recipe_names
 from jacobiflow.training.train import train
 
 Model = TypeVar("Model")
@@ -28,6 +29,7 @@ class Args(Generic[Model]):
     - model/: the trained flow; kept/: earlier ones (--training.keep-every)
 
     example: jacobiflow train mnist-cpu --data.source mnist.npz --training.epochs 2
+             jacobiflow train --images photos --out runs/photos
     """
 
     model: Model
@@ -45,7 +47,9 @@ def usage() -> str:
     """The text of `jacobiflow train --help`. Further flags depend on the recipe."""
     names = listing((name, Recipe.load(name).about) for name in recipe_names())
     return (
-        "usage: jacobiflow train RECIPE [options]\n\n"
+        "usage: jacobiflow train RECIPE [options]\n"
+        "       jacobiflow train --images FOLDER [options]\n\n"
+        "--images infers a recipe from images: a folder, an .npz file or a dataset id.\n"
         "RECIPE is a TOML file or one of\n"
         f"{names}\n\n"
         "`jacobiflow train RECIPE --help` lists all options.\n\n"
@@ -61,18 +65,27 @@ def main(argv: Sequence[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return
-    recipe = Recipe.load(argv[0])
+    if argv[0] == "--images":
+        if len(argv) < 2 or argv[1].startswith("-"):
+            raise ValueError("--images takes a folder of images, an .npz file or a dataset id")
+        command, rest = " ".join(argv[:2]), argv[2:]
+        recipe, inferred = recipe_for(argv[1], pick_device("auto"))
+    else:
+        command, rest = argv[0], argv[1:]
+        recipe, inferred = Recipe.load(argv[0]), ""
     default = Args(
         model=recipe.model,
         data=recipe.data,
         training=recipe.training,
-        out=Path("runs") / Path(argv[0]).stem,
+        out=Path("runs") / Path(command.removeprefix("--images ")).stem,
     )
     kind: Any = Args
-    args = parse(kind[type(recipe.model)], argv[1:], command=f"train {argv[0]}", default=default)
+    args = parse(kind[type(recipe.model)], rest, command=f"train {command}", default=default)
     recipe = Recipe(model=args.model, data=args.data, training=args.training, about=recipe.about)
     world = World.from_environment()
     try:
+        if inferred and world.leader:
+            note(f"{argv[1]}: {inferred}")
         train(recipe, args.out, pick_device(args.device), world)
         if args.json and world.leader:
             doc = {"out": str(args.out), "model": str(args.out / "model"), **last(args.out)}

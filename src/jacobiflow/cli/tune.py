@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +12,10 @@ import tyro
 
 from jacobiflow.cli import options as cli
 from jacobiflow.core.method import Plan
+from jacobiflow.core.progress import steps
 from jacobiflow.core.tables import table
 from jacobiflow.flows.auto_plan import keep
+from jacobiflow.flows.compare import NOISY
 from jacobiflow.flows.tune import ROWS, tune
 
 
@@ -38,6 +41,7 @@ class Args:
     """Keep what was measured in the checkpoint's folder instead of the cache folder."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("plan.json")
     """The plan file to write, for --plan of other commands."""
+    force: cli.Force = False
     json: cli.Json = False
     guidance: cli.GuidanceOptions
 
@@ -54,8 +58,8 @@ def main(argv: Sequence[str]) -> None:
     labels = cli.parse_labels(args.flow.labels, args.batch + ROWS, flow.num_classes)
     if args.out.is_dir():
         raise ValueError(f"--out {args.out} is a folder: give the file to write")
-    cli.make_folder(args.out.parent)
-    with cli.progress("measuring") as show_step:
+    cli.make_folder(args.out.parent, [args.out.name], force=args.force)
+    with steps("measuring") as show_step:
         plan = tune(
             flow, args.batch, args.max_deviation, labels=labels, guidance=guidance, progress=show_step
         )
@@ -65,16 +69,10 @@ def main(argv: Sequence[str]) -> None:
             if measured is not None:
                 measured.save(folder)
     stored = folder if args.save else keep(flow)
-    doc = {
-        "model": args.flow.model,
-        "out": str(args.out),
-        "stored": None if stored is None else str(stored),
-        "methods": [asdict(method) for method in plan],
-        **plan.about,
-    }
-    text = f"{show(plan)}\n\nwritten to {args.out}"
-    if stored is not None:
-        text += f"; plan auto uses what was measured, from\n  {stored}"
+    doc = plan.about | {"model": args.flow.model, "out": str(args.out)}
+    doc |= {"stored": stored and str(stored), "methods": [asdict(method) for method in plan]}
+    kept = "" if stored is None else f"; plan auto uses what was measured, from\n  {stored}"
+    text = f"{show(plan)}\n\nwritten to {args.out}{kept}"
     cli.report(doc, text, as_json=args.json)
 
 
@@ -82,31 +80,37 @@ def show(plan: Plan) -> str:
     """The table for people: every plan that was tried, the fastest first."""
     tried, chosen = plan.about["tried"], [asdict(method) for method in plan]
     base = tried[0]["seconds"]
-    rows: list[tuple[str, ...]] = [("plan", "predicted", "seconds", "speed-up", "largest dev.")]
+    rows: list[tuple[str, ...]] = [("plan", "seconds", "speed-up", "deviation")]
     for trial in sorted(tried, key=lambda t: (t["seconds"] is None, t["seconds"] or t["predicted"])):
         mark = " *" if trial["methods"] == chosen else ""
         timed = trial["seconds"] is not None
         rows.append(
             (
-                " ".join(map(short_name, trial["methods"])) + mark,
-                f"{trial['predicted']:.4f}",
+                in_short(trial["methods"]) + mark,
                 f"{trial['seconds']:.4f}" if timed else "",
-                f"{base / trial['seconds']:.2f}x" if timed else "",
+                "" if not timed else f"{base / trial['seconds']:.2f}x" if trial["stable"] else NOISY,
                 "inf" if trial["deviation"] is None else f"{trial['deviation']:.2g}",
             )
         )
     measured, setting = plan.about["measured"], plan.about["setting"]
+    gain = f"speed-up {measured['speedup']:.2f}x" if measured["stable"] else "speed-up too noisy to tell"
     return (
         f"{table(rows)}\n\n"
         "per block, next to the noise first: 1 is sequential, else width/tolerance;\n"
         "T is the whole sequence, p and z begin at the block's input and at zeros;\n"
-        "m is mixed precision.\n"
-        "Plans without seconds deviate too much or were not promising.\n\n"
+        "m is mixed precision, 3*x is three blocks of x. Plans without seconds deviate\n"
+        "too much or are slow.\n\n"
         f"* on fresh noise in batches of {setting['batch']}: {measured['seconds']:.4f} s, sequential "
-        f"{measured['sequential_seconds']:.4f} s, speed-up {measured['speedup']:.2f}x\n"
+        f"{measured['sequential_seconds']:.4f} s, {gain}\n"
         f"  largest deviation {measured['deviation']:.2g} over {measured['rows']} samples; "
         f"{setting['max_deviation']:g} is allowed"
     )
+
+
+def in_short(methods: Sequence[dict[str, Any]]) -> str:
+    """The methods of a plan, with equal neighbours counted."""
+    runs = ((name, len(list(run))) for name, run in groupby(map(short_name, methods)))
+    return " ".join(f"{count}*{name}" if count > 1 else name for name, count in runs)
 
 
 def short_name(method: dict[str, Any]) -> str:

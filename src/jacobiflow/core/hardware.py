@@ -106,9 +106,20 @@ def processor_name(device: torch.device) -> str:
     """The name of the processor that computes."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not on every system
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return _processor("model name") or platform.processor() or platform.machine()
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the processor has instructions for bfloat16."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & {*_processor("flags", "Features").split()})
+
+
+def _processor(*names: str) -> str:
+    """What Linux says of the first core under one of these names; "" if nothing."""
+    with suppress(OSError):  # not on every system
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(names):
+                return line.partition(":")[2].strip()
+    return ""

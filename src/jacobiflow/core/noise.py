@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+Noise = Literal["gaussian", "dequantize", "binary", "none"]  # see `data.transforms.prepare`
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -47,6 +47,8 @@ SUFFIXES = frozenset((
 ))
 # fmt: on
 
+GREY = ("1", "L", "LA")  # Pillow's modes
+
 CHUNK = 512  # images that are held in encoded form at a time
 
 
@@ -152,6 +154,14 @@ def _decode_or_reason(item: tuple[str, Encoded], form: Form) -> Pixels | str:
         return one_line(error)
 
 
+def look(source: Encoded) -> tuple[int, int, int]:
+    """Width, height and channels (1 or 3) of an image, from its header; ValueError if it has none."""
+    if isinstance(source, np.ndarray):
+        return source.shape[1], source.shape[0], 1 if source.ndim == 2 else 3
+    with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as picture:
+        return *picture.size, 1 if picture.mode in GREY or picture.mode.startswith("I") else 3
+
+
 def decode(source: Encoded, form: Form) -> Pixels:
     """One image as [H, W, C]: its first frame, upright, 8 bit, without transparency."""
     if isinstance(source, np.ndarray):
@@ -200,7 +210,7 @@ def flatten(picture: Image.Image) -> Image.Image:
         return Image.fromarray(((values + 128) // 257).astype(np.uint8))  # 65535 / 257 = 255
     if picture.mode == "F":
         raise ValueError("float pixels have no known range: save it with 8 or 16 bit")
-    grey = picture.mode in ("1", "L", "LA")
+    grey = picture.mode in GREY
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)

@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,15 +177,11 @@ def library(source: str = "a Hugging Face dataset") -> Any:
 @contextmanager
 def _quiet(hf: Any) -> Iterator[None]:
     """Hide the library's progress bars away from a terminal, and its messages about retries."""
-    bars = not sys.stderr.isatty() and not hf.utils.are_progress_bars_disabled()
     log = logging.getLogger("huggingface_hub")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    if bars:
-        hf.disable_progress_bars()
-    try:
+    with ExitStack() as undo:
+        undo.callback(log.setLevel, log.level)
+        log.setLevel(logging.ERROR)
+        if not sys.stderr.isatty() and not hf.utils.are_progress_bars_disabled():
+            undo.callback(hf.enable_progress_bars)
+            hf.disable_progress_bars()
         yield
-    finally:
-        log.setLevel(level)
-        if bars:
-            hf.enable_progress_bars()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
@@ -15,13 +16,14 @@ from torch import Tensor
 
 from jacobiflow.data.arrays import open_npz
 from jacobiflow.data.config import DataConfig, DataError
-from jacobiflow.data.decoding import MAX_PIXELS, SUFFIXES, Form, Part, Pictures, Rows
+from jacobiflow.data.decoding import MAX_PIXELS, SUFFIXES, Form, Part, Pictures, Rows, look
 from jacobiflow.data.folder import open_folder
 from jacobiflow.data.hub import is_dataset, open_dataset
 
-__all__ = ["DataConfig", "DataError", "Images", "load_images"]
+__all__ = ["DataConfig", "DataError", "Images", "Survey", "load_images", "survey"]
 
 ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # a dataset id of the hub: name or owner/name
+SURVEYED = 500  # images
 FILES = SUFFIXES | {".npz", ".npy", ".parquet", ".arrow", ".csv", ".zip", ".tar", ".gz", ".tgz"}
 
 
@@ -87,6 +89,39 @@ def load_images(
             f"{config.source}: {count} images cannot be read and are left out: {_some(failed)}", stacklevel=2
         )
     return _images(seen, labels), _images(unseen, held_labels)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a source holds, by the headers of some of its training images."""
+
+    count: int  # training images, and those that are held out of them
+    sizes: tuple[tuple[int, int], ...]  # width and height, sorted
+    channels: int  # 1 if all are grey, else 3
+    classes: int  # 0 if there are no labels
+
+    def __str__(self) -> str:
+        low, high = (f"{w} x {h}" for w, h in (self.sizes[0], self.sizes[-1]))
+        size = low if low == high else f"{len(self.sizes)} sizes from {low} to {high}"
+        return f"{size} {'grey' if self.channels == 1 else 'colour'}"
+
+
+def survey(config: DataConfig) -> Survey:
+    """Look at a source without decoding it: sizes and colours of up to SURVEYED images, and the classes."""
+    part, _ = _open(config)
+    rows = np.unique(np.linspace(0, len(part) - 1, min(len(part), SURVEYED)).astype(np.int64))
+    seen = set[tuple[int, int, int]]()
+    for _, content in part.items(rows):
+        with suppress(Exception):  # damaged ones are named when they are read
+            seen.add(look(content))
+    if not seen:
+        raise DataError(f"{part.name}: none of {len(rows)} images can be read")
+    try:
+        classes = int(part.labels().max()) + 1
+    except DataError:
+        classes = 0
+    sizes = tuple(sorted({(w, h) for w, h, _ in seen}))
+    return Survey(len(part), sizes, max(c for *_, c in seen), classes if classes > 1 else 0)
 
 
 def _open(config: DataConfig) -> tuple[Part, Part | None]:

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from jacobiflow.core.noise import Noise
 from jacobiflow.data.sources import Images
 
-Noise = Literal["gaussian", "dequantize", "binary", "none"]
 
-
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Images in data space, and their labels (-1: dropped) or None."""
 
     x: Tensor
     labels: Tensor | None
-
-    def to(self, device: torch.device) -> Batch:
-        return Batch(self.x.to(device), None if self.labels is None else self.labels.to(device))
-
-    def __getitem__(self, rows: slice) -> Batch:
-        return Batch(self.x[rows], None if self.labels is None else self.labels[rows])
-
-    def __len__(self) -> int:
-        return len(self.x)
 
 
 def prepare(

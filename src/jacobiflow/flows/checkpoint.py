@@ -28,6 +28,7 @@ from torch import Tensor
 from jacobiflow.core.files import check_plain, checksum, read_text, write_atomically, write_text
 from jacobiflow.core.records import RecordError, build, parse_json
 from jacobiflow.core.results import JacobiflowError
+from jacobiflow.core.suggest import did_you_mean
 from jacobiflow.flows import calibration, profile
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.families import find_family, upgrade
@@ -56,7 +57,11 @@ def save(
     dtype: of the stored weights. Default: the dtype of the flow.
     card: the text of README.md. Default: a generated card, unless the folder has one for this config.
     """
-    folder = Path(folder)
+    folder, kind = Path(folder), type(flow)
+    if find_family(flow.family) is not kind:
+        raise CheckpointError(
+            f"{kind.__name__} would load as another family's flow: give it a name in `family` and register it"
+        )
     doc = {"format": "jacobiflow", "version": 1, "family": flow.family, "config": asdict(flow.config)}
     text = json.dumps(doc, indent=2) + "\n"
     doc = json.loads(text)  # with lists for tuples, as a reader sees them
@@ -137,7 +142,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> Flow:
-    """A flow from a bundled name, a checkpoint folder, or a hub id ("user/model").
+    """A flow from a bundled name, a checkpoint folder, the folder of a training, or a hub id ("user/model").
 
     revision: commit, tag or branch of a hub id. Default: the newest commit. `flow.revision` is the commit
     that was loaded.
@@ -168,14 +173,17 @@ def _find(source: str | Path, revision: str | None) -> tuple[Path, str | None]:
         raise CheckpointError(f"cannot read {short(name)}: {error.strerror}") from None
     if name in bundled_names():
         path = Path(str(files(MODELS) / name))
+    elif (path / "model" / CONFIG).is_file() and not (path / CONFIG).exists():
+        path = path / "model"  # of a training
     elif there and not path.is_dir():
         raise CheckpointError(f"{name} is a file; a checkpoint is a folder with {CONFIG} and {WEIGHTS}")
     elif not there and isinstance(source, str) and HUB_ID.fullmatch(source):
         return _download(source, revision)
     elif not there:
         known = ", ".join(bundled_names()) or "none installed: pip install jacobiflow-models"
+        hint = did_you_mean(name, bundled_names())
         raise CheckpointError(
-            f"no model {name!r}: give a bundled name ({known}), a checkpoint folder or a hub id"
+            f"no model {name!r}{hint}: give a bundled name ({known}), a checkpoint folder or a hub id"
         )
     if revision is not None:
         raise CheckpointError(f"revision belongs to hub ids; {name!r} is on this machine")

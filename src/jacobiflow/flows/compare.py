@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor
 
 from jacobiflow.core.method import Method, Plan
-from jacobiflow.core.results import Decoded, nonfinite_rows
+from jacobiflow.core.results import Decoded, Stats, nonfinite_rows
 from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.plain_loop import PLAIN, plain_tarflow
 from jacobiflow.kernels.backend import Backend
+
+FEWEST_RUNS, MOST_RUNS = 3, 15  # of each plan
+STABLE = 0.05  # relative error of a speed-up that may be printed
+NOISY = "too noisy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One plan at one batch size, against sequential decoding of the same noise."""
+    """One plan at one batch size, against the same noise by the baseline: the plain loop, else sequential."""
 
     plan: str
     batch: int
     seconds: float  # median of the runs
     speedup: float
+    stable: bool  # whether the runs agree on the speed-up
     sweeps: tuple[float, ...]  # mean over samples, each block, the one next to the noise first
     largest: float  # deviation from sequential decoding, over all numbers of all samples
     mean: float
@@ -33,8 +41,24 @@ class Row:
     @property
     def summary(self) -> str:
         """The worst status in plain words, with the number of samples if they are not finite."""
-        count = f"{self.nonfinite:,} " if self.nonfinite else ""
-        return count + self.status.lower().replace("_", " ")
+        return f"{self.nonfinite:,} " * bool(self.nonfinite) + self.status.lower().replace("_", " ")
+
+    @property
+    def gain(self) -> str:
+        """The speed-up, as it is printed."""
+        return f"{self.speedup:.2f}x" if self.stable else NOISY
+
+
+def agree(base: Sequence[float], times: Sequence[float]) -> bool:
+    """Whether alternating runs tell their speed-up within STABLE: by the middle half of their ratios.
+
+    >>> agree([2.0, 2.1, 2.0], [1.0, 1.0, 1.0]), agree([2.0, 2.0, 6.0], [1.0, 2.0, 1.0]), agree([2.0], [1.0])
+    (True, False, False)
+    """
+    if min(len(base), len(times)) < FEWEST_RUNS:
+        return False
+    low, middle, high = statistics.quantiles([b / t for b, t in zip(base, times, strict=True)], n=4)
+    return high - low <= STABLE * middle * math.sqrt(len(times))
 
 
 def compare(
@@ -43,7 +67,7 @@ def compare(
     plans: Sequence[str],
     batches: Sequence[int],
     *,
-    repeats: int = 3,
+    repeats: int = MOST_RUNS,
     backend: Backend | None = None,
     options: Callable[[str], dict[str, Any]] = lambda _: {},
     condition: Callable[[int], dict[str, Any]] = lambda _: {},
@@ -51,42 +75,55 @@ def compare(
 ) -> tuple[list[Row], dict[str, Decoded]]:
     """Rows for every plan and batch size, and the samples of the largest batch.
 
-    Runs alternate between plans, so that a busy moment of the machine hits all of them; one sweep
-    beforehand pays for what a flow makes at its first use. `options` gives decode's options of a
-    plan, `condition` the labels or context of a batch of that size.
+    plans: names, plan files, and PLAIN for a TarFlow without guidance, which is then the baseline. Runs
+    alternate between plans, so that a busy moment of the machine hits all of them, until all speed-ups are
+    stable, and at most `repeats` times. One sweep beforehand pays for what a flow makes at its first use.
+    `options` gives decode's options of a plan, `condition` the labels or context of a batch of that size.
     """
-    names = list(dict.fromkeys(["sequential", *plans]))
+    names = list(dict.fromkeys([*(p for p in plans if p == PLAIN), "sequential", *plans]))
     sweep = Plan((Method(max_sweeps=1),) * len(flow.blocks))
     flow.decode(z[:1], sweep, **condition(1), on_failure="return", backend=backend, warn=False)
     rows: list[Row] = []
     outs: dict[str, Decoded] = {}
     for batch in sorted(set(batches)):
-        part = z[:batch]
-        outs = {}
         seconds: dict[str, list[float]] = {name: [] for name in names}
-        for _ in range(repeats):
+        outs = {}
+        for run in range(repeats):
             for name in names:
-                progress(f"batch {batch}: {name}")
+                progress(f"batch {batch}, run {run + 1} of at most {repeats}: {name}")
                 given = options(name) | condition(batch)
-                outs[name] = flow.decode(part, name, backend=backend, warn=False, **given)
+                outs[name] = _decode(flow, z[:batch], name, backend=backend, **given)
                 seconds[name].append(outs[name].stats.seconds)
-        exact, base = outs["sequential"].x, statistics.median(seconds["sequential"])
-        for name in names:
-            out, time = outs[name], statistics.median(seconds[name])
-            off = (out.x - exact).abs().double()
-            off = off[off.isfinite()]  # `status` tells of samples that have no finite answer
-            rows.append(
-                Row(
-                    plan=name,
-                    batch=batch,
-                    seconds=time,
-                    speedup=base / time,
-                    sweeps=tuple(b.sweeps.double().mean().item() for b in out.stats.blocks),
-                    largest=off.max().item() if len(off) else float("nan"),
-                    mean=off.mean().item(),
-                    status=out.stats.status.name,
-                    nonfinite=int(nonfinite_rows(out.x).sum()),
-                    backend=out.stats.backend,
-                )
-            )
-    return [r for r in rows if r.plan in plans], outs
+            if all(agree(seconds[names[0]], seconds[name]) for name in names):
+                break
+        rows += [_row(name, outs, seconds, seconds[names[0]]) for name in names if name in plans]
+    return rows, outs
+
+
+def _decode(flow: Flow, z: Tensor, name: str, **options: Any) -> Decoded:
+    if name != PLAIN:
+        return flow.decode(z, name, warn=False, **options)
+    began = perf_counter()
+    x = plain_tarflow(flow, z, options.get("labels"))
+    x.sum().item()  # waits for the device
+    stats = Stats(blocks=(), seconds=perf_counter() - began)
+    return Decoded(x=x, log_det=x.new_full((len(x),), math.nan), stats=stats)
+
+
+def _row(name: str, outs: dict[str, Decoded], seconds: dict[str, list[float]], base: Sequence[float]) -> Row:
+    out, time = outs[name], statistics.median(seconds[name])
+    off = (out.x - outs["sequential"].x).abs().double()
+    off = off[off.isfinite()]  # `status` tells of samples that have no finite answer
+    return Row(
+        plan=name,
+        batch=len(out.x),
+        seconds=time,
+        speedup=statistics.median(base) / time,
+        stable=agree(base, seconds[name]),
+        sweeps=tuple(b.sweeps.double().mean().item() for b in out.stats.blocks),
+        largest=off.max().item() if len(off) else math.nan,
+        mean=off.mean().item(),
+        status=out.stats.status.name,
+        nonfinite=int(nonfinite_rows(out.x).sum()),
+        backend=out.stats.backend or "torch",
+    )

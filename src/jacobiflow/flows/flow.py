@@ -300,7 +300,7 @@ class Flow(nn.Module, ABC):
         began = time.perf_counter()
         with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()), torch_single_threaded(z):
             bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide, backend=backend)
-            guide.refuse_idle(labels, self.num_classes)
+            guide.refuse_idle(labels)
             solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
             seq, log_det, stats = self._decode(z, methods, bound, solve)
             x = self.from_sequence(seq)
@@ -400,12 +400,14 @@ class Flow(nn.Module, ABC):
     def fingerprint(self) -> str:
         """Identifies config and weights; the same for every dtype and device.
 
-        Fields of the config at their default do not count, so that a new field changes no fingerprint.
+        Fields of the config at their default do not count, so that a new field changes no fingerprint. The
+        noise of training does not count either: decoding does not depend on it.
         """
         version = self.refuse_nonfinite()
         if self._fingerprint[0] != version:
             tensors = {name: t.float() for name, t in self.state_dict().items()}
-            values = {f.name: (getattr(self.config, f.name), f.default) for f in fields(self.config)}
+            kept = (f for f in fields(self.config) if f.compare)
+            values = {f.name: (getattr(self.config, f.name), f.default) for f in kept}
             own = {name: value for name, (value, default) in values.items() if value != default}
             self._fingerprint = version, digest(tensors, self.family, repr(own))
         return self._fingerprint[1]

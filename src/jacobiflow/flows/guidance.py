@@ -14,6 +14,7 @@ from jacobiflow.core.networks import TransformerNetwork
 from jacobiflow.flows.arguments import number
 from jacobiflow.kernels.compile import COMPILED, compiled
 
+IDLE = "give labels, or another temperature such as jf.Guidance(1.5, attn_temp=1.5)"
 LARGEST = 1e6  # of weights and temperatures: float32 overflows long before they end
 
 
@@ -49,19 +50,11 @@ class Guidance:
         """The `guidance` argument of a flow, which may be a weight."""
         return value if isinstance(value, Guidance) else cls(value)
 
-    def idle(self, labels: int | Tensor | None) -> bool:
-        """Whether it would double the cost and change nothing: both branches are the same."""
+    def refuse_idle(self, labels: int | Tensor | None, fix: str = IDLE) -> None:
+        """Raise if it would double the cost and change nothing, because both branches are the same."""
         unlabelled = labels is None or (isinstance(labels, int) and labels == -1)
-        return unlabelled and self.weight != 0 and self.attn_temp == 1
-
-    def refuse_idle(self, labels: int | Tensor | None, classes: int) -> None:
-        """Raise if it would change nothing; classes: those that the flow knows."""
-        if self.idle(labels):
-            fix = "give labels, or " if classes else ""
-            raise ValueError(
-                "guidance without labels changes nothing at attn_temp 1: "
-                f"{fix}use jf.Guidance({self.weight:g}, attn_temp=1.5)"
-            )
+        if unlabelled and self.weight and self.attn_temp == 1:
+            raise ValueError(f"guidance without labels changes nothing at attn_temp 1: {fix}")
 
 
 @dataclass(frozen=True)

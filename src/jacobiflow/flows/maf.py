@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Init, Plan, Unit
+from jacobiflow.core.noise import Noise
 from jacobiflow.flows.arguments import as_int, instance, number
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
@@ -53,6 +54,7 @@ class MAFConfig:
     order_seed: int = 0
     bins: int = 8
     bound: float = 5.0
+    noise: Noise | None = field(default=None, repr=False, compare=False)  # of training; None: unknown
 
     def __post_init__(self) -> None:
         widths = self.hidden if isinstance(self.hidden, Iterable) else ()

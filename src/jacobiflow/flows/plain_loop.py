@@ -9,12 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jacobiflow.core.description import description
+from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.tarflow import TarFlow
 
+PLAIN = "plain loop"  # its name beside those of plans
+
+
+def has_plain_loop(flow: Flow, guidance: Guidance) -> bool:
+    """Whether `plain_tarflow` decodes this flow."""
+    return type(flow) is TarFlow and not flow.config.volume_preserving and not guidance.weight
+
 
 @torch.inference_mode()
-def plain_tarflow(flow: TarFlow, z: Tensor, labels: Tensor | None = None) -> Tensor:
+def plain_tarflow(flow: Flow, z: Tensor, labels: Tensor | None = None) -> Tensor:
     """Sequential decoding as the public code does it: one position per step, keys and values concatenated.
 
     It uses torch's attention, and has no cost beyond the concatenation. A flow whose network is not the

@@ -8,6 +8,7 @@ from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
 from jacobiflow.core.method import INITS, Init, Plan, PlanError
+from jacobiflow.core.suggest import did_you_mean
 from jacobiflow.flows.auto_plan import auto_plan
 
 if TYPE_CHECKING:
@@ -66,6 +67,6 @@ def _path(plan: object) -> Path:
         raise PlanError(f"a plan is a name, a jf.Plan or a path, not {short(plan)}")
     path = Path(plan)
     if isinstance(plan, str) and path.suffix != ".json" and not os.path.exists(path):
-        known = ", ".join(PLANS)
-        raise PlanError(f"no plan is called {short(plan)}: use {known}, a jf.Plan or a JSON file")
+        known, hint = ", ".join(PLANS), did_you_mean(plan, PLANS)
+        raise PlanError(f"no plan is called {short(plan)}{hint}: use {known}, a jf.Plan or a JSON file")
     return path

@@ -18,8 +18,7 @@ PROBES = 4  # samples that are looked at
 
 def warn_if_loose(tol: float, z: Tensor, again: Tensor) -> None:
     """One warning, at the caller's line, if residuals |again - z| of samples of z [n, ...] are large."""
-    off = (again - z).abs()
-    largest = float(off[off.isfinite()].max()) if bool(off.isfinite().any()) else 0.0
+    largest = float((again - z).abs().nan_to_num(0.0, posinf=0.0).max())
     if largest > LARGE:
         warn_caller(
             f"tol {tol:g} is loose for this flow, |encode(x) - z| reaches {largest:.2g} in {len(z)} samples: "

@@ -6,7 +6,7 @@ Zhai et al., 2024, Normalizing Flows are Capable Generative Models.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Unit
+from jacobiflow.core.noise import Noise
 from jacobiflow.flows.arguments import as_int, instance, number
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, Guided
@@ -43,6 +44,7 @@ class TarFlowConfig:
     num_classes: int = 0
     volume_preserving: bool = False
     noise_std: float = 0.0
+    noise: Noise | None = field(default=None, repr=False, compare=False)  # of training; None: unknown
 
     def __post_init__(self) -> None:
         for name in (

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.block import Block
 from jacobiflow.core.hardware import processor_name
 from jacobiflow.core.method import Init, Plan
 from jacobiflow.flows.arguments import as_int, instance
 from jacobiflow.flows.auto_plan import MARGIN, Choice, choices, deviation_bound, entry_of, keep, pick
 from jacobiflow.flows.calibration import calibrate
+from jacobiflow.flows.compare import agree
 from jacobiflow.flows.cost_model import Clock
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
@@ -27,8 +27,7 @@ from jacobiflow.kernels.threads import torch_single_threaded
 ROWS = 64  # fresh samples, at least, that every plan is verified on
 SEED = 2**31 - 3  # of that noise
 RACERS = 6  # plans, beside sequential decoding, that are timed
-TURNS = 5, 21  # the fewest and the most runs of each plan
-ENOUGH_SECONDS = 1.5  # of sequential decoding, after which the fewest turns do
+FEWEST_TURNS, MOST_TURNS = 5, 21  # runs of each plan; they end when all speed-ups are stable
 SHARES = (1.0, 0.5, 0.2)  # of the bound that candidates spend
 
 
@@ -46,11 +45,11 @@ class Trial:
         """The median of its runs."""
         return statistics.median(self.times) if self.times else math.nan
 
-    def about(self) -> dict[str, Any]:
-        """As plain data."""
+    def about(self, exact: Trial) -> dict[str, Any]:
+        """As plain data; exact: sequential decoding, beside which it was timed."""
         numbers = {"predicted": self.predicted, "seconds": self.seconds, "deviation": self.deviation}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        return {"methods": [asdict(m) for m in self.plan], **finite}
+        return {"methods": [asdict(m) for m in self.plan], "stable": agree(exact.times, self.times), **finite}
 
 
 @torch.no_grad()
@@ -87,7 +86,7 @@ def tune(
     rows = batch * math.ceil(ROWS / batch)
     labels, context = _in_turn(labels, rows), _in_turn(context, rows)
     flow.bound_blocks(rows, labels=labels, context=context, guidance=guide)  # raises if they do not fit
-    guide.refuse_idle(labels, flow.num_classes)
+    guide.refuse_idle(labels)
     if flow.guesses() is None:
         calibrate(flow, progress=progress)
     if entry_of(flow, guide) is None:
@@ -101,6 +100,7 @@ def tune(
         "seconds": best.seconds,
         "sequential_seconds": exact.seconds,
         "speedup": exact.seconds / best.seconds,
+        "stable": agree(exact.times, best.times),
         "predicted_speedup": exact.predicted / best.predicted,
         "deviation": best.deviation,
         "rows": rows,
@@ -113,15 +113,13 @@ def tune(
         "guidance": asdict(guide),
         "max_deviation": bound,
     }
-    about = {"setting": setting, "measured": measured, "tried": [t.about() for t in tried]}
+    about = {"setting": setting, "measured": measured, "tried": [t.about(exact) for t in tried]}
     return Plan(best.plan.methods, about=about)
 
 
 def _in_turn(values: Any, rows: int) -> Any:
     """Rows of labels [k] or context [k, C] in turn; a single label or context stays as it is."""
-    many = (
-        isinstance(values, Tensor) and values.ndim == (2 if values.is_floating_point() else 1) and len(values)
-    )
+    many = isinstance(values, Tensor) and values.ndim == 1 + values.is_floating_point() and len(values)
     return values[torch.arange(rows, device=values.device) % len(values)] if many else values
 
 
@@ -179,26 +177,25 @@ class _Race:
         answer = self.flow.from_sequence(solve(self.stack, self.z, exact.plan.methods))
         unit, exact.deviation = deviation_unit(self.flow, answer), 0.0
         racers = [exact]
-        for trial in others:
-            progress(f"plan {len(racers)} of at most {RACERS}")
+        for i, trial in enumerate(others):
+            progress(f"the deviation of plan {i + 1} of {len(others)}")
             x = self.flow.from_sequence(solve(self.stack, self.z, trial.plan.methods))
             trial.deviation = deviation(x, answer, unit)
             if trial.deviation <= MARGIN * bound and len(racers) <= RACERS:
                 racers.append(trial)
-        progress("the race")
-        fewest, most = TURNS
         with torch_single_threaded(self.z[: self.batch]):
-            while len(exact.times) < fewest or (
-                len(exact.times) < most and sum(exact.times) < ENOUGH_SECONDS
-            ):
-                self.turn(racers, len(exact.times))
+            for turn in range(MOST_TURNS):
+                if turn >= FEWEST_TURNS and all(agree(exact.times, t.times) for t in racers):
+                    break
+                progress(f"{len(racers)} plans by the clock, run {turn + 1} of at most {MOST_TURNS}")
+                self.turn(racers, turn)
         return [exact, *(t for t in others if not math.isnan(t.deviation))]
 
     def turn(self, racers: list[Trial], number: int) -> None:
         """One batch by every plan."""
         first = number * self.batch % len(self.z)
         rows = torch.arange(first, first + self.batch, device=self.z.device)
-        stack: list[Block] = [block.select(rows) for block in self.stack]
+        stack = [block.select(rows) for block in self.stack]
         for trial in racers:
             began = self.clock()
             solve(stack, self.z[rows], trial.plan.methods)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,6 +23,8 @@ from jacobiflow.jobs.manifest import Job, JobError, versions
 from jacobiflow.jobs.sampling import draw
 from jacobiflow.jobs.shards import PARTIAL, RECORDS, Record, Shard, finish
 from jacobiflow.jobs.start import SUMS, Ask, start
+
+POLL_SECONDS = 1.0  # between looks at the folder
 
 
 @dataclass(frozen=True)
@@ -84,14 +87,16 @@ def _finish_shards(job: Job, flow: Flow, folder: Path, world: World) -> Outcome 
     group, shown = world.patient_group(), {"total": job.settings.n, "initial": job.finished(folder)}
     bar = progress_bar(unit=" samples", smoothing=0, disable=not world.leader, **shown)
     with StopKey() as stop, bar:
-        missing: list[tuple[int, int]] = []
+        missing, looked = list[tuple[int, int]](), time.monotonic()
         for number in range(world.rank, job.count, world.size):
             missing += _check(job, folder, job.part(number))
             _stop_if_pressed(stop, job, folder, world)
         todo = sorted(pair for part in world.gather(missing, group) for pair in part)
         for number, batch in todo[world.rank :: world.size]:
             _make(job, flow, folder, job.part(number), batch)
-            bar.update(job.finished(folder) - bar.n)
+            if time.monotonic() > looked + POLL_SECONDS:  # a folder may have a million records
+                bar.update(job.finished(folder) - bar.n)
+                looked = time.monotonic()
             _stop_if_pressed(stop, job, folder, world)
         world.gather(None, group)
     return _close(job, folder, len(todo)) if world.leader else None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from jacobiflow.core.method import Init, Plan
 from jacobiflow.core.pictures import as_images
+from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import Status, nonfinite_rows
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
@@ -105,13 +106,22 @@ class Samples:
 
 
 def draw(
-    settings: Settings, plan: Plan, flow: Flow, first: int, count: int, batch: int, *, check: bool = False
+    settings: Settings,
+    plan: Plan,
+    flow: Flow,
+    first: int,
+    count: int,
+    batch: int,
+    *,
+    check: bool = False,
+    progress: bool = False,
 ) -> Samples:
-    """Samples first .. first + count - 1, in batches.
+    """Samples first .. first + count - 1, in batches; progress: show a bar.
 
     A sample that is not finite, before or after denoising, is NaN throughout and counts as NONFINITE.
     """
     xs, status, seconds, backends, residuals = [], Counter[str](), 0.0, [], []
+    bar = progress_bar(total=count, unit=" samples", disable=not progress)
     for start in range(first, first + count, batch):
         rows = min(batch, first + count - start)
         options = settings.decode_options(start, rows)
@@ -125,8 +135,10 @@ def draw(
         status.update(s.name for s in worst)
         seconds += out.stats.seconds
         backends.append(out.stats.backend)
+        bar.update(rows)
         if out.stats.residual is not None:
             residuals.append(out.stats.residual.max().item())
+    bar.close()
     labels = labels_in_turn(settings.labels, count, first)
     residual = max(residuals) if residuals else None
     return Samples(torch.cat(xs), labels, status, seconds, " + ".join(sorted(set(backends))), residual)

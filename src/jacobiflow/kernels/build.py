@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.cache_folder import own_folder, read_own, write_own
+from jacobiflow.core.progress import announce
 from jacobiflow.core.warn import warn_once
 from jacobiflow.kernels.c_library import declare
 
@@ -93,6 +94,7 @@ def _built(compiler: tuple[str, ...], name: str) -> bytes:
             content = read_own(folder / f"{name}.so")
             if _whole(content):
                 return content
+    announce("compiling the C kernels, once: this takes about ten seconds")
     with tempfile.TemporaryDirectory(prefix="jacobiflow-") as room:
         content = _build(compiler, Path(room) / name)
     if folder is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Start, WrappedConditioner
+from jacobiflow.core.progress import announce
 from jacobiflow.kernels.torch_reference import TorchEngine
 
 # By exact type of conditioner: the same conditioner with its network compiled; None declines. The modules
@@ -74,6 +75,7 @@ def step(device: str, width: int, signature: tuple[Any, ...]) -> Callable[..., T
 
     Each has code of its own: torch counts compilations per code object, and gives up at the eighth.
     """
+    announce("torch compiles the network, once per batch size and width: this takes up to a minute")
     own = FunctionType(evaluate.__code__.replace(), evaluate.__globals__, f"evaluate_{width}")
     return torch.compile(own, dynamic=False, fullgraph=True, **options(device))
 

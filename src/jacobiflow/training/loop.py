@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from jacobiflow.core.files import checksum, remove_leftovers, write_errors
+from jacobiflow.core.hardware import has_bfloat16
 from jacobiflow.core.locks import Lock
 from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import StopKey, World, peers
@@ -31,7 +32,7 @@ from jacobiflow.data.transforms import Batch, prepare
 from jacobiflow.flows.flow import Flow
 from jacobiflow.training.log import Log
 from jacobiflow.training.recipe import Recipe, TrainingConfig
-from jacobiflow.training.state import CONTENT, load_state, save_state
+from jacobiflow.training.state import CONTENT, State
 
 # Settings that may change when a run resumes: they decide what is written or how a step is computed.
 MAY_CHANGE = {
@@ -100,6 +101,10 @@ class Trainer:
                 f"{len(train)} training images are fewer than training.batch_size {config.batch_size}"
             )
         self.device = next(flow.parameters()).device
+        fast = has_bfloat16(self.device)
+        self.bf16 = self.device.type == "cuda" and fast if config.bf16 is None else config.bf16
+        if self.bf16 and not fast:
+            raise TrainingError("training.bf16: this processor has no bfloat16 instructions: leave it out")
         self.per_epoch = len(train) // config.batch_size
         self.total = max(1, round(config.epochs * self.per_epoch))
         self.optimizer = torch.optim.AdamW(
@@ -114,7 +119,7 @@ class Trainer:
             self.average = self.ema.module  # type: ignore[assignment]
         self.result = self.average or flow
         self.loss = self._loss_module()
-        self.content = self._content()
+        self.state = State(out, self._settings(), flow, self.optimizer, self.average)
 
     def _content(self) -> dict[str, Any]:
         """Identifies the training images. A run resumes with the same images only."""
@@ -134,26 +139,19 @@ class Trainer:
             loss = nn.parallel.DistributedDataParallel(loss, **_no_buffers())
         return loss
 
-    def resume(self) -> int:
-        """Restore the state in `out`. Returns its step, or 0 for a new run."""
-        return load_state(self.out, self._settings(), self.flow, self.optimizer, self.average)
-
-    def save(self, step: int) -> None:
-        """Write the state of the run after `step` steps."""
-        save_state(self.out, step, self._settings(), self.flow, self.optimizer, self.average)
-
     def _settings(self) -> dict[str, Any]:
         """The settings that a resumed run must share, as one flat table."""
         doc = json.loads(json.dumps(self.recipe.to_dict()))
         flat = {f"{t}.{k}": v for t in ("model", "data", "training") for k, v in doc[t].items()}
-        return self.content | {k: v for k, v in flat.items() if k not in MAY_CHANGE}
+        kept = {k: v for k, v in flat.items() if k not in MAY_CHANGE and k != "training.bf16"}
+        return self._content() | kept | {"bfloat16": self.bf16}
 
     def run(self) -> None:
         """Train to the last step. Resumes from the state in `out` if there is one."""
         config, world = self.config, self.world
         with ExitStack() as stack:
             world.share(lambda: self._lock(stack))
-            step = self.resume()
+            step = self.state.load()
             if step and world.leader:
                 print(f"resuming from step {step:,}", file=sys.stderr, flush=True)
             order = batches(len(self.train), config.batch_size, config.seed, step)
@@ -168,7 +166,7 @@ class Trainer:
                             self.write(step, loss, norm, log)
                 if step < self.total and world.leader:
                     with write_errors(self.out):
-                        self.save(step)
+                        self.state.save(step)
             world.any(False)  # torchrun ends all processes when one fails: wait until the state is written
         if step < self.total and world.leader:
             raise TrainingError(f"stopped after step {step}: run the same command again to resume")
@@ -212,16 +210,16 @@ class Trainer:
         Each process takes its share of the global batch, in `accumulate` parts.
         """
         world, parts = self.world, self.config.accumulate
-        rows = len(batch) // (world.size * parts)
+        rows = len(batch.x) // (world.size * parts)
         total, z_squared = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         self.optimizer.zero_grad(set_to_none=True)
         for i in range(parts):
             first = (world.rank * parts + i) * rows
-            part = batch[first : first + rows].to(self.device)
+            x, labels = (None if t is None else t[first : first + rows].to(self.device) for t in batch)
             wait = world.size > 1 and i < parts - 1  # gradients are summed over processes in the last part
             with self.loss.no_sync() if wait else nullcontext():  # type: ignore[operator]
                 with self._autocast():
-                    loss, squares = self.loss(part.x, part.labels)
+                    loss, squares = self.loss(x, labels)
                 (loss / parts).backward()
             total, z_squared = total + loss.detach() / parts, z_squared + squares / parts
         return float(world.mean(total)), z_squared
@@ -254,8 +252,7 @@ class Trainer:
         var.lerp_(var * self.world.mean(z_squared), 0.1)
 
     def _autocast(self) -> Any:
-        cuda = self.device.type == "cuda" and self.config.bf16
-        return torch.autocast("cuda", torch.bfloat16) if cuda else nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def write(self, step: int, loss: float, norm: float, log: Log) -> None:
         """Log, validate, sample and save, each when due after `step` steps.
@@ -275,7 +272,7 @@ class Trainer:
         if end:
             self.result.save(self.out / "model")
         if end or step % config.save_every == 0:
-            self.save(step)
+            self.state.save(step)
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -285,8 +282,9 @@ class Trainer:
         draw, loss = generator(self.config.seed, 0, 2), Loss(self.result, self.config.tol)
         total = 0.0
         for index in torch.split(chosen, 250):
-            batch = self.batch(self.validation, index, draw, augment=False).to(self.device)
-            total += float(loss(batch.x, batch.labels)[0]) * len(index)
+            batch = self.batch(self.validation, index, draw, augment=False)
+            x, labels = (None if t is None else t.to(self.device) for t in batch)
+            total += float(loss(x, labels)[0]) * len(index)
         return total / count
 
     def picture(self, step: int) -> None:

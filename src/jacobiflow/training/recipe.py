@@ -11,11 +11,15 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
+
 from jacobiflow.core.files import read_text
+from jacobiflow.core.noise import Noise
 from jacobiflow.core.records import RecordError, build
-from jacobiflow.data.sources import DataConfig
-from jacobiflow.data.transforms import Noise
+from jacobiflow.core.suggest import did_you_mean
+from jacobiflow.data.sources import DataConfig, DataError, survey
 from jacobiflow.flows.families import family_of, find_family, recipe_folders
+from jacobiflow.flows.tarflow import TarFlowConfig
 
 
 class RecipeError(RecordError):
@@ -54,7 +58,7 @@ class TrainingConfig:
     flip: bool = False  # Mirror each image with probability 1/2.
     ema: float = 0.0  # Decay of the averaged weights, which then are the result; 0: no average.
     seed: int = 0  # Seed of initial weights, data order, noise, flips and dropped labels.
-    bf16: bool = True  # Compute in bfloat16 where that is safe (CUDA only).
+    bf16: bool | None = None  # Compute in bfloat16 where that is safe; default: on CUDA, not on CPUs.
     compile: bool = False  # Use torch.compile: it starts slowly, then steps are faster.
     tensorboard: bool = False  # Also write TensorBoard logs.
     log_every: int = 50  # Steps between lines of the log.
@@ -111,8 +115,8 @@ class Recipe:
         elif str(name_or_path) in recipe_names():
             text = recipe_files()[str(name_or_path)].read_text(encoding="utf-8")
         else:
-            known = ", ".join(recipe_names())
-            raise RecipeError(f"no recipe is called {str(name_or_path)!r}: use a TOML file or {known}")
+            known, hint = ", ".join(recipe_names()), did_you_mean(str(name_or_path), recipe_names())
+            raise RecipeError(f"no recipe is called {str(name_or_path)!r}{hint}: use a TOML file or {known}")
         try:
             return cls.from_dict(tomllib.loads(text))
         except RecursionError:
@@ -158,3 +162,56 @@ def recipe_files() -> dict[str, Traversable]:
     folders = [files("jacobiflow.training") / "recipes", *recipe_folders()]
     every = [file for folder in folders for file in folder.iterdir()]
     return {f.name.removesuffix(".toml"): f for f in every if f.name.endswith(".toml")}
+
+
+# For one's own images: their shape decides the model, their number and the machine the training
+
+MAX_SIDE = 64  # larger images take more than small models and a CPU can give
+MAX_PATCHES = 16  # per side
+STEPS = {"cpu": 4000, "cuda": 50_000}
+
+
+def recipe_for(source: str, device: torch.device) -> tuple[Recipe, str]:
+    """A recipe for the images of `source`, and what was inferred, in words."""
+    config = DataConfig(source=source)
+    data = survey(config)
+    if data.count < 4:
+        raise DataError(f"{source} holds {data.count} images: training needs 4 or more")
+    side, patch = image_side(min(min(size) for size in data.sizes))
+    cuda, batch = device.type == "cuda", min(64, data.count // 2)
+    model = TarFlowConfig(
+        image_size=side,
+        image_channels=data.channels,
+        patch_size=patch,
+        width=256 if cuda else 128,
+        blocks=6,
+        layers_per_block=4 if cuda else 2,
+        num_classes=data.classes,
+        noise_std=0.1 if side <= 32 else 0.07,
+    )
+    training = TrainingConfig(
+        epochs=max(1, round(STEPS["cuda" if cuda else "cpu"] * batch / data.count)),
+        batch_size=batch,
+        lr=3e-4 if cuda else 1e-3,
+        clip=1.0,
+        ema=0.999,
+        label_drop=0.1 if data.classes else 0.0,
+    )
+    labels = f"{data.classes} classes" if data.classes else "no classes"
+    said = f"{data.count:,} images, {data}, {labels}: patches of {patch}, {model.length} positions"
+    if data.sizes != ((side, side),):
+        said += f"; images are cropped to squares and resized to {side} x {side} (see --data.fit)"
+    return Recipe(model=model, data=config, training=training), said
+
+
+def image_side(shortest: int) -> tuple[int, int]:
+    """The side that images get, and the patch that divides it into at most MAX_PATCHES per side.
+
+    >>> [image_side(side) for side in (28, 32, 64, 37, 500)]
+    [(28, 2), (32, 2), (64, 4), (36, 3), (64, 4)]
+    """
+    side = min(shortest, MAX_SIDE)
+    if side < 2:
+        raise DataError(f"the shortest side of an image is {shortest} pixels: give larger images")
+    patch = -(-side // MAX_PATCHES)
+    return side - side % patch, patch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,66 +23,66 @@ class StateError(JacobiflowError, ValueError):
     """A state that a run cannot resume from."""
 
 
-def save_state(
-    folder: Path,
-    step: int,
-    settings: dict[str, Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: nn.Module | None,
-) -> None:
-    """Write all that a resumed run needs. Data order, noise and schedule follow from settings and step."""
-    tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
-    names: dict[Tensor, str] = {p: n for n, p in model.named_parameters()}
-    for p, slots in optimizer.state.items():
-        for slot, value in slots.items():
-            tensors[f"optimizer.{slot}.{names[p]}"] = torch.as_tensor(value)
-    if average is not None:
-        tensors |= {f"average.{k}": v for k, v in average.state_dict().items()}
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    about = {"version": 2, "step": step, "settings": settings}
-    meta = {"about": json.dumps(about | {"checksum": checksum(tensors, json.dumps(about))})}
-    write_atomically(folder / FILE, lambda path: save_file(tensors, path, metadata=meta))
+@dataclass(frozen=True)
+class State:
+    """All that a resumed run needs. Data order, noise and schedule follow from settings and step."""
 
+    folder: Path
+    settings: dict[str, Any]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: nn.Module | None
 
-def load_state(
-    folder: Path,
-    settings: dict[str, Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: nn.Module | None,
-) -> int:
-    """Restore in place what `save_state` wrote. Returns its step, or 0 if there is no state."""
-    path = folder / FILE
-    if not path.exists():
-        return 0
-    try:
-        check_plain(path)
-        with safe_open(path, framework="pt") as f:
-            about = json.loads(f.metadata()["about"])
-            _compare(folder, about["settings"], settings)
-            tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
-        stored = about.pop("checksum")
-        if stored != checksum(tensors, json.dumps(about) if "version" in about else ""):  # version 1: values
-            raise ValueError("its checksum is wrong")
-        model.load_state_dict(_part(tensors, "model."))
-        if average is not None:
-            average.load_state_dict(_part(tensors, "average."))
+    def save(self, step: int) -> None:
+        """Write the state after `step` steps."""
+        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        names: dict[Tensor, str] = {p: n for n, p in self.model.named_parameters()}
+        for p, slots in self.optimizer.state.items():
+            for slot, value in slots.items():
+                tensors[f"optimizer.{slot}.{names[p]}"] = torch.as_tensor(value)
+        if self.average is not None:
+            tensors |= {f"average.{k}": v for k, v in self.average.state_dict().items()}
+        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+        about = {"version": 2, "step": step, "settings": self.settings}
+        meta = {"about": json.dumps(about | {"checksum": checksum(tensors, json.dumps(about))})}
+        write_atomically(self.folder / FILE, lambda path: save_file(tensors, path, metadata=meta))
+
+    def load(self) -> int:
+        """Restore in place what `save` wrote. Returns its step, or 0 if there is no state."""
+        path = self.folder / FILE
+        if not path.exists():
+            return 0
+        try:
+            check_plain(path)
+            with safe_open(path, framework="pt") as f:
+                about = json.loads(f.metadata()["about"])
+                _compare(self.folder, about["settings"], self.settings)
+                tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
+            stored = about.pop("checksum")
+            if stored != checksum(tensors, json.dumps(about) if "version" in about else ""):  # 1: values only
+                raise ValueError("its checksum is wrong")
+            self._restore(tensors)
+            return int(about["step"])
+        except StateError:
+            raise
+        except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, ValueError) as error:
+            advice = "restore it, or start again in a new --out"
+            raise StateError(f"{path} is damaged ({one_line(error)}): {advice}") from None
+
+    def _restore(self, tensors: dict[str, Tensor]) -> None:
+        self.model.load_state_dict(_part(tensors, "model."))
+        if self.average is not None:
+            self.average.load_state_dict(_part(tensors, "average."))
         slots: dict[str, dict[str, Tensor]] = {}
         for key, value in _part(tensors, "optimizer.").items():
             slot, _, name = key.partition(".")
             slots.setdefault(name, {})[slot] = value
-        for name, p in model.named_parameters():
-            if any(k != "step" and v.shape != p.shape for k, v in slots.get(name, {}).items()):
+        for name, p in self.model.named_parameters():
+            own = slots.get(name, {})
+            if any(k != "step" and v.shape != p.shape for k, v in own.items()):
                 raise ValueError(f"its optimizer state of {name} has another shape")
-            if name in slots:
-                optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in slots[name].items()}
-        return int(about["step"])
-    except StateError:
-        raise
-    except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, ValueError) as error:
-        reason = one_line(error)
-        raise StateError(f"{path} is damaged ({reason}): restore it, or start again in a new --out") from None
+            if own:
+                self.optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in own.items()}
 
 
 def _compare(folder: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from jacobiflow.core.noise import Noise
 from jacobiflow.core.processes import World
 from jacobiflow.data.sources import Images, load_images
 from jacobiflow.flows.calibration import calibrate
@@ -30,7 +32,7 @@ def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None
     images = load_for(recipe)
     device = world.device(device)
     torch.manual_seed(recipe.training.seed)
-    flow = build_flow(recipe.model).to(device)
+    flow = build_flow(recipe.model, recipe.training.noise).to(device)
     trainer = Trainer(recipe, flow, images[0], images[1], out, world)
     if world.leader:
         count = sum(p.numel() for p in flow.parameters())
@@ -60,9 +62,10 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def build_flow(config: Any) -> Flow:
-    """A fresh flow of this shape."""
-    flow: Flow = family_of(config)(config)
+def build_flow(config: Any, noise: Noise | None = None) -> Flow:
+    """A fresh flow of this shape, whose config records the noise that its data are given."""
+    family = family_of(config)
+    flow: Flow = family(config if family.trains_on_noise else replace(config, noise=noise))
     return flow
 
 

@@ -360,7 +360,8 @@ def test_thirty_users_at_once(site: Site) -> None:
         "refused": 6,
         "left": 12,
     }
-    assert last["threads"] <= first["threads"] + 4
+    assert last["threads"] <= 60  # gradio's pool has 40, which come and go
+    assert last["MB"] <= first["MB"] + 60
     assert last["files"] <= first["files"] + 20
     began = time.monotonic()  # those who left keep nobody waiting
     assert "Count: give a whole number" in site.answer("go", QUICK)

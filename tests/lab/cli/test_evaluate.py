@@ -53,6 +53,29 @@ def test_json(run, small):
     assert other["energy_per_site"] != doc["energy_per_site"]
 
 
+@pytest.mark.filterwarnings("default")
+def test_images_unlike_those_of_the_model(run, tmp_path):
+    """Other sizes or colours are named; pixels that are not 0 to 255 are refused."""
+    image_flow().save(tmp_path / "model")
+    shape = jf.load(tmp_path / "model").data_shape
+    side = shape[1]
+    draw = np.random.default_rng(0)
+    flags = ("evaluate", tmp_path / "model", "--metrics", "bpd", "-n", 4, "--labels", "none", "--data")
+    for name, size, channels in (("same", side, shape[0]), ("other", side + 2, 4 - shape[0])):
+        x = draw.integers(0, 256, (40, size, size, channels)).astype(np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x_train=x, x_test=x)
+    assert "warning" not in run(*flags, tmp_path / "same.npz").err
+    colours = {1: "grey", 3: "colour"}
+    said = run(*flags, tmp_path / "other.npz").err
+    assert (
+        f"are {side + 2} x {side + 2} {colours[4 - shape[0]]}, those of the model are {side} x {side} "
+        in said
+    )
+    np.savez(tmp_path / "dark.npz", x=draw.integers(0, 2, (40, side, side, shape[0])).astype(np.uint8))
+    ran = run(*flags, tmp_path / "dark.npz")
+    assert (ran.status, "no pixel is above 1: store pixels from 0 to 255" in ran.err) == (2, True)
+
+
 def test_table(run, small):
     ran = run("evaluate", small, "-n", 100, "--batch", 30)
     assert ran.status == 0

@@ -121,7 +121,7 @@ def test_a_stopped_run_is_the_same_in_the_end(tiny: Path, tmp_path: Path) -> Non
     whole = trainer(tiny, tmp_path, epochs=0.1)
     for i in range(4):
         whole.step(i, torch.arange(32))
-    whole.save(4)
+    whole.state.save(4)
     for i in range(4, 10):
         whole.step(i, torch.arange(32))
     rest = trainer(tiny, tmp_path, epochs=0.1)

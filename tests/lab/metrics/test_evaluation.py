@@ -15,6 +15,7 @@ import jacobiflow as jf
 from jacobiflow.data.sources import Images
 from jacobiflow_lab import metrics
 from jacobiflow_lab.metrics import MetricError, evaluate, evaluate_pictures, paired_distance, reconstruct
+from jacobiflow_lab.metrics.likelihood import noise_of
 from jacobiflow_lab.metrics.paired import Paired
 from jacobiflow_lab.metrics.reconstruction import errors, invertibility, reconstruction
 from stand_ins import Tiny
@@ -160,6 +161,31 @@ def test_bits_of_dequantised_pixels() -> None:
     assert binary.value == pytest.approx(third, abs=0.05)
     with pytest.raises(MetricError, match="trained without Gaussian noise"):
         evaluate(flow, black, metrics=["bpd"], samples=6, noise="gaussian")
+
+
+def test_bits_are_measured_as_the_flow_was_trained(tmp_path: Path) -> None:
+    """The noise is a part of the config; a checkpoint from before that loads without it."""
+    shape: dict[str, Any] = {"features": 16, "blocks": 1, "hidden": (16,)}
+    jf.MAF(jf.MAFConfig(noise="binary", **shape)).save(tmp_path)
+    flow, black = jf.load(tmp_path), Images(torch.zeros(6, 1, 4, 4, dtype=torch.uint8))
+    found = evaluate(flow, black, metrics=["bpd"], samples=6).bpd
+    given = evaluate(flow, black, metrics=["bpd"], samples=6, noise="binary").bpd
+    assert found is not None
+    assert (found.noise, found) == ("binary", given)
+    doc = json.loads((tmp_path / "config.json").read_text())
+    del doc["config"]["noise"]
+    (tmp_path / "config.json").write_text(json.dumps(doc))
+    assert jf.load(tmp_path).config.noise is None
+    assert jf.load(tmp_path).config == flow.config
+    assert jf.load(tmp_path).fingerprint() == flow.fingerprint()  # so stored plans and profiles stay valid
+    assert noise_of(jf.load(tmp_path)) == "dequantize"
+
+
+@pytest.mark.parametrize(
+    ("name", "noise"), [("mnist-maf", "binary"), ("mnist", "gaussian"), ("cifar10-cpu", "gaussian")]
+)
+def test_bundled_models_name_their_noise(name: str, noise: str) -> None:
+    assert jf.load(name).config.noise == noise
 
 
 def test_bits_of_noised_images(flow: jf.TarFlow, images: Images, whole: metrics.Report) -> None:

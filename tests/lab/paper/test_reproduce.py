@@ -21,7 +21,7 @@ from jacobiflow_lab.paper import models
 from jacobiflow_lab.paper.check_report import check
 from jacobiflow_lab.paper.claims import CLAIMS
 from jacobiflow_lab.paper.paper_items import PAPER_ITEMS
-from jacobiflow_lab.paper.registry import ITEMS
+from jacobiflow_lab.paper.registry import ITEMS, choose
 from jacobiflow_lab.paper.sampling import AUTO, GUESSES, PAPER_METHODS, PREVIOUS, WINDOWS
 from jacobiflow_lab.paper.schema import fill
 
@@ -151,7 +151,7 @@ def test_all_items(
     lost = {(n, m) for n, f in doc["items"].items() for m, d in f.items() if "missing" in d}
     weights = {(n, "cifar100-paper") for n in ITEMS if "cifar100-paper" in doc["items"][n]}
     weights |= {("maf-ising", "ising-maf")}
-    kept = {("undertrained", "mnist")}
+    kept = {("undertrained", "mnist"), ("undertrained", "cifar10-cpu")}
     data = {(n, "afhq-cat64-cpu") for n in ("comparison", "tolerance", "reconstruction")}
     assert lost == weights | kept | data
     _check_timing(doc["items"]["timing"]["mnist"]["data"])
@@ -389,6 +389,16 @@ def test_samples_lift_every_limit_but_lower_no_physics(
         assert counts[name] == 14
     assert found["reconstruction"]["mnist"]["counts"] == {"images": 14}
     assert found["maf-ising"]["ising-16"]["counts"]["samples"] == 40
+
+
+def test_a_name_is_an_item_or_a_section() -> None:
+    assert [item.name for item in choose(("comparison",))] == ["comparison"]
+    assert [item.name for item in choose(("runtime", "masked"))] == ["timing", "similarity"]
+    assert [item.name for item in choose(("tolerance",))] == [
+        "timing",
+        "tolerance",
+    ]  # it draws the times, too
+    assert [item.name for item in choose(())] == list(ITEMS)
 
 
 def test_mistakes_are_one_line(tmp_path: Path, reproduce: Callable[..., dict[str, Any]]) -> None:

@@ -11,6 +11,7 @@ from jacobiflow.cli.main import main
 from jacobiflow_lab.paper.report import render_again
 from jacobiflow_lab.paper.tables import Column, Number, Table, layout
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 REPORT = Path(__file__).parents[3] / "docs" / "report"
 TABLE = Table(
     title="Times",
@@ -70,3 +71,21 @@ def test_a_folder_that_is_not_there_is_named(
     assert main(["reproduce", "sweeps", option, str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.endswith(f"{option} {tmp_path / 'none'} is not a folder\n")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path: apt-get install chromium")
+def test_the_page_fits_a_phone_and_a_desk() -> None:
+    """Wide tables scroll by themselves; the page does not."""
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.goto((REPORT / "report.html").as_uri())
+        for width in (390, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+        order = page.eval_on_selector_all("section", "found => found.map(one => one.id)")
+        assert (order[0], order[-1]) == ("summary", "verdicts")
+        assert page.locator("#summary img").count() == 1
+        assert page.locator("details[open]").count() == 0
+        browser.close()

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from jacobiflow.core.pictures import as_images, save_strip
+from jacobiflow.core.pictures import as_images, image_grid, save_strip
 from jacobiflow_lab.analysis.convergence import Convergence
 from jacobiflow_lab.analysis.memory import Memory
 from jacobiflow_lab.analysis.redundancy import Redundancy, Variant
@@ -43,6 +44,7 @@ STYLE: Any = {
     "figure.titlesize": 13,
 }
 DPI = 120
+WIDTH_INCHES = 11.0  # of a row of grids
 
 
 class Sheet:
@@ -152,33 +154,36 @@ def save_ratios(convergence: Convergence, path: str | Path, *, title: str) -> No
     )
 
 
+def _twin(ax: Any, label: str) -> Any:
+    """A second vertical axis in blue, from zero, beside the first one in red."""
+    other = ax.twinx()
+    other.grid(False)
+    other.spines["right"].set_visible(True)
+    other.set_ylim(bottom=0)
+    other.set_ylabel(label, color=BLUE)
+    return other
+
+
 def save_redundancy(redundancy: Redundancy, path: str | Path, *, title: str) -> None:
-    """Cosine similarity and L2 distance of each block, one column per o, one row per variant."""
+    """L2 distance and cosine similarity of each block, one column per o, one row per variant."""
     variants = list(dict.fromkeys(m.variant for m in redundancy.masked))
     offsets = list(dict.fromkeys(m.o for m in redundancy.masked))
     with Sheet(path, rows=len(variants), columns=len(offsets), size=(3.9, 3.1), title=title) as sheet:
         for m in redundancy.masked:
-            i, j = variants.index(m.variant), offsets.index(m.o)
-            left = sheet.axes[i, j]
-            right = left.twinx()
-            at = range(1, len(m.layers) + 1)
-            cosine, l2 = [d.cosine for d in m.layers], [d.l2 for d in m.layers]
-            lines = left.plot(at, cosine, color=BLUE, marker="o", label="cosine similarity")
-            lines += right.plot(at, l2, color=RED, marker="s", linestyle="--", label="L2 distance")
-            left.set(title=f"{m.variant}, o = {m.o}", xticks=at, ylim=(min(0, *cosine), 1.05))
-            left.tick_params(axis="y", colors=BLUE)
-            right.spines["right"].set_visible(True)
-            right.grid(False)
-            right.set_ylim(bottom=0)
-            right.tick_params(axis="y", colors=RED)
-            if i == len(variants) - 1:
-                left.set_xlabel("block")
-            if j == 0:
-                left.set_ylabel("cosine similarity", color=BLUE)
-            if j == len(offsets) - 1:
-                right.set_ylabel("L2 distance", color=RED)
-            if i == j == 0:
-                left.legend(handles=lines, loc="center right")
+            ax = sheet.axes[variants.index(m.variant), offsets.index(m.o)]
+            at, l2, cosine = (
+                range(1, len(m.layers) + 1),
+                [d.l2 for d in m.layers],
+                [d.cosine for d in m.layers],
+            )
+            lines = ax.plot(at, l2, color=RED, marker="s", linestyle="--", label="L2 distance")
+            other = _twin(ax, "cosine similarity")
+            lines += other.plot(at, cosine, color=BLUE, marker="o", label="cosine similarity")
+            other.set_ylim(min(0, *cosine), 1.05)
+            ax.set(title=f"{m.variant}, o = {m.o}", xticks=at, xlabel="block")
+            ax.set_ylabel("L2 distance", color=RED)
+            ax.set_ylim(bottom=0)
+        sheet.axes[0, 0].legend(handles=lines, loc="center right")
 
 
 def save_masked(
@@ -254,6 +259,8 @@ def save_bars(
 
     level: a dotted line.
     """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     wide = [max(2.2, 0.5 * len(groups) * (len(named) + 1) + 1) for _, groups, named in panels]
     shared: dict[str, Any] = {"gridspec_kw": {"width_ratios": wide}}
     size = (max(7.0, sum(wide)) / len(panels), 3.8)
@@ -267,7 +274,12 @@ def save_bars(
             if level is not None:
                 ax.axhline(level, color="black", linewidth=1, linestyle=":")
             ax.set_xticks(range(len(groups)), groups, fontsize=9)
-            ax.set(ylabel=label, **{"yscale": "log"} if log else {})
+            ax.set_ylabel(label)
+            if log:
+                ax.set(yscale="log", ylim=(0.8, None))
+                ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                ax.yaxis.set_major_formatter("{x:g}")
+                ax.yaxis.set_minor_formatter(NullFormatter())
             ax.grid(axis="x", visible=False)
         if len(panels[0][2]) > 1:
             sheet.legend(sheet.axes.flat[0], columns=len(panels[0][2]))
@@ -294,13 +306,10 @@ def save_against_tau(
                     ax.axhline(exact, color=RED, linewidth=1, linestyle=":", label="quality, sequential")
                 ]
             if seconds:
-                other = ax.twinx()
-                other.grid(False)
-                other.spines["right"].set_visible(True)
+                other = _twin(ax, "seconds per batch")
                 lines += other.plot(taus, seconds[1:], color=BLUE, marker="s", linestyle="--", label="time")
                 style: Any = {"color": BLUE, "linewidth": 1, "linestyle": ":"}
                 lines += [other.axhline(seconds[0], label="time, sequential", **style)]
-                other.set_ylabel("seconds per batch", color=BLUE)
                 other.set_ylim(bottom=0)
             lines += [ax.axvline(mark, color=GREY, linewidth=1, label=f"the paper's tau, {mark:g}")]
             ax.set_xscale("log")
@@ -310,3 +319,22 @@ def save_against_tau(
             ax.set_ylabel(f"{label} (lower is better)", color=RED)
             ax.set_ylim(bottom=0 if min(*values, exact) >= 0 else None)
         sheet.figure.legend(handles=lines, loc="outside lower center", ncols=5)
+
+
+def save_grids(
+    path: str | Path, panels: Mapping[str, Tensor], *, columns: int, across: int, title: str = ""
+) -> None:
+    """Grids of uint8 pictures beside each other, each under its name."""
+    across = min(across, len(panels))
+    pages = {
+        name: np.asarray(image_grid(pixels / 127.5 - 1, columns=columns).convert("RGB"))
+        for name, pixels in panels.items()
+    }
+    height, width, _ = next(iter(pages.values())).shape
+    size = (WIDTH_INCHES / across, WIDTH_INCHES / across * height / width + 0.4)
+    with Sheet(path, rows=-(-len(pages) // across), columns=across, size=size, title=title) as sheet:
+        for ax in sheet.axes.flat:
+            ax.set_axis_off()
+        for ax, (name, picture) in zip(sheet.axes.flat, pages.items(), strict=False):
+            ax.imshow(picture, interpolation="nearest")
+            ax.set_title(name)

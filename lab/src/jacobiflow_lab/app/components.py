@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from html import escape
 from typing import Any
 
@@ -18,6 +20,11 @@ LOOK: dict[str, Any] = WORK | {"concurrency_limit": 4, "concurrency_id": "look",
 READY = "Ready. This machine does one computation at a time."
 
 Look = dict[str, Any]  # how a component looks: arguments of its constructor and of its updates
+
+
+def updates(looks: list[Look]) -> list[Any]:
+    """What an event returns for looks. Gradio keeps a copy of each update per visitor, but of no value."""
+    return [look["value"] if look.keys() == {"value"} else gr.update(**look) for look in looks]
 
 
 def status_line(name: str) -> gr.Textbox:
@@ -76,6 +83,12 @@ def run_on(
             monitor = Monitor(report=report, check=check)
             return work(monitor, **dict(zip(fields, values, strict=True)))
 
-        return attempt(checked, len(outputs))
+        try:
+            return attempt(checked, len(outputs))
+        finally:
+            with suppress(
+                OSError, AttributeError
+            ):  # threads leave memory in pieces; glibc returns it if asked
+                ctypes.CDLL(None).malloc_trim(0)
 
     event(run, list(fields.values()), [status, *outputs], show_progress_on=status, **WORK)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from jacobiflow.core.method import INITS
+from jacobiflow.core.noise import Noise
 from jacobiflow.core.pictures import as_images
 from jacobiflow.core.results import JacobiflowError
-from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.checkpoint import bundled_names, load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance

@@ -59,7 +59,7 @@ class Tabs:
         own = [self.fields[name] for name in self.looks(self.first)]
 
         def reset(name: str) -> list[Any]:
-            return [gr.update(**look) for look in self.looks(name).values()]
+            return parts.updates([*self.looks(name).values()])
 
         self.fields["model"].input(reset, self.fields["model"], own, **LOOK)
 
@@ -131,7 +131,7 @@ class Tabs:
 
         def show(monitor: Monitor, **values: Any) -> list[Any]:
             found = draw(monitor, **values)
-            return [found[0].model, found, *(gr.update(**look) for look in self.sample_looks(found))]
+            return [found[0].model, found, *parts.updates(self.sample_looks(found))]
 
         of = parts.dim_others(self.fields["model"], results, self.first)
         self.run_on(go.click, show, fields, status, [of, state, samples, *changed, blocks])
@@ -160,7 +160,7 @@ class Tabs:
         def begin(_: Monitor, state: State | None, block: Any) -> list[Any]:
             result, _old = _kept(state)
             found = result, actions.block_steps(self.models, result, block)
-            return [found, *(gr.update(**look) for look in self.step_looks(found))]
+            return [found, *parts.updates(self.step_looks(found))]
 
         def go_to(state: State | None, sweeps: Any, positions: Any) -> list[Any]:
             return parts.attempt(lambda: [self.step_html(_kept(state), sweeps, positions)], 1)

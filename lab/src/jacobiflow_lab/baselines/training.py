@@ -17,7 +17,7 @@ from jacobiflow.data.config import DataConfig
 from jacobiflow.data.sources import Images, load_images
 from jacobiflow.data.transforms import prepare
 from jacobiflow.training.loop import batches, generator
-from jacobiflow.training.state import load_state, save_state
+from jacobiflow.training.state import State
 from jacobiflow_lab.baselines import ddim, fastgan
 from jacobiflow_lab.baselines.learner import BaselineError, Learner, TrainedBaseline
 
@@ -73,7 +73,8 @@ def train_baseline(
     learner, settings = make(kind, images, options or {}, seed, torch.device(device))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    step = load_state(folder, settings, learner.model, learner.optimizer, learner.average)
+    state = State(folder, settings, learner.model, learner.optimizer, learner.average)
+    step = state.load()
     spent = learner.model.get_buffer("seconds")
     order = batches(len(images), learner.config.batch_size, seed, step)
     last = math.inf if steps is None else steps
@@ -91,8 +92,8 @@ def train_baseline(
                 shown = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
                 progress(f"{kind} step {step}, {float(spent):.0f} of {budget_seconds:.0f} s: {shown}")
             if step % save_every == 0:
-                save_state(folder, step, settings, learner.model, learner.optimizer, learner.average)
-    save_state(folder, step, settings, learner.model, learner.optimizer, learner.average)
+                state.save(step)
+    state.save(step)
     if stop.pressed:
         raise BaselineError(f"stopped after step {step}: rerun the command to resume")
     learner.export(folder)

@@ -16,6 +16,7 @@ import jacobiflow
 from jacobiflow.cli import options as cli
 from jacobiflow.core import tables
 from jacobiflow.core.processes import World, leave_process_group
+from jacobiflow.core.progress import steps
 from jacobiflow.core.records import as_json
 from jacobiflow.flows.checkpoint import load
 from jacobiflow_lab.analysis.redundancy import OFFSETS
@@ -67,6 +68,7 @@ class Args:
     """auto, cpu, cuda, cuda:1, ..."""
     out: Path = Path("out")
     """Folder for JSON and pictures."""
+    force: cli.Force = False
     json: bool = False
     """Print JSON instead of tables."""
 
@@ -121,7 +123,7 @@ def prepare(args: Args, world: World) -> tuple[Task, tuple[str, ...]]:
     cli.refuse_context(flow, "jacobiflow_lab.analysis")
     labels = cli.label_cycle(args.labels, flow.num_classes)
     flow.plan("uniform", tol=args.tol, init=args.init)  # raises if tol is wrong
-    cli.make_folder(args.out)
+    cli.make_folder(args.out, [f"{name}.json" for name in studies], force=args.force)
     batch = min(args.batch, args.n)
     scale = Scale(
         name="cpu",
@@ -165,7 +167,8 @@ def work(args: Args, world: World, task: Task, studies: tuple[str, ...]) -> None
     doc, texts, files = dict(about), [], []
     for name in studies:
         item = STUDIES[name]
-        with cli.progress(f"{name}:") as show:
+        cli.remove_old(args.out, [old.name for old in args.out.glob(f"{name}*.png")])
+        with steps(f"{name}:") as show:
             task.session.note = show
             result = item.run(task)
         doc[name] = as_json(result.data)

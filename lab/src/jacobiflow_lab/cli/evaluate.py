@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from textwrap import fill
@@ -16,14 +17,21 @@ from torch import Tensor
 from tqdm import tqdm
 
 import jacobiflow
-from jacobiflow.cli.options import label_cycle, note, parse, pick_device, refuse_context, report
+from jacobiflow.cli.options import (
+    GuidanceOptions,
+    label_cycle,
+    note,
+    parse,
+    pick_device,
+    refuse_context,
+    report,
+)
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.results import Decoded
 from jacobiflow.core.tables import table
-from jacobiflow.data.sources import DataConfig, Images, load_images
+from jacobiflow.data.sources import DataConfig, Images, Survey, load_images, survey
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.guidance import Guidance
 from jacobiflow_lab.lattice import evaluation as ising
 from jacobiflow_lab.lattice.ising import Estimate
 from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
@@ -71,16 +79,9 @@ class Args:
     """paired: the plan to compare with."""
     tol: Annotated[float | None, tyro.conf.arg(metavar="TOL")] = None
     """Tolerance of blocks that are swept. Default: the model's."""
-    guidance: float = 0.0
-    """Weight of guidance towards the labels."""
-    guide: Literal["a", "b", "ab"] = "ab"
-    """What guidance acts on: log-scale, shift or both."""
-    annealed: bool = False
-    """Let guidance grow along the sequence."""
-    attn_temp: float = 1.0
-    """Attention temperature of the unconditional branch."""
-    denoise: bool = True
-    """Remove the noise of training, if there was any, from samples."""
+    guidance: GuidanceOptions
+    no_denoise: bool = False
+    """Keep the noise of training in samples. Default: it is removed, if there was any."""
     noise: Annotated[
         Literal["gaussian", "dequantize", "binary", "none"] | None, tyro.conf.arg(metavar="NOISE")
     ] = None
@@ -175,7 +176,7 @@ def prepare(args: Args, device: torch.device) -> tuple[Flow, Images | None]:
     if ISING in names:
         ising.ising_of(flow)
         return flow, None
-    flow.bound_blocks(1, guidance=guide(args))  # raises if this flow takes no guidance
+    args.guidance.for_flow(flow, args.labels)  # raises if this flow takes no guidance
     check_request(names, args.data, args.clip, samples=args.n or IMAGES, real=args.real)
     Scorers.load(select(names), None, args.clip, device)  # one process reports what is not installed
     return flow, load_data(args, flow) if args.data else None
@@ -201,18 +202,26 @@ def load_data(args: Args, flow: Flow) -> Images:
             raise ValueError(f"--data: samples of {shape[0]} numbers are not images")
         shape = (1, side, side)
     classes = flow.num_classes if args.labels != "none" else 0
-    train, held = load_images(
-        DataConfig(source=args.data), image_size=shape[1], channels=shape[0], num_classes=classes
-    )
+    config = DataConfig(source=args.data)
+    compare(config, Survey(0, ((shape[1], shape[1]),), shape[0], flow.num_classes))
+    train, held = load_images(config, image_size=shape[1], channels=shape[0], num_classes=classes)
     found = train if args.split == "train" else held
+    if int(found.pixels.max()) <= 1:
+        raise ValueError(f"--data {args.data}: no pixel is above 1: store pixels from 0 to 255")
     if len(found) < 2:
         raise ValueError(f"--data {args.data} has {len(found)} images for --split {args.split}: 2 are needed")
     return found
 
 
-def guide(args: Args) -> Guidance:
-    """The guidance that the options describe."""
-    return Guidance(weight=args.guidance, annealed=args.annealed, what=args.guide, attn_temp=args.attn_temp)
+def compare(config: DataConfig, model: Survey) -> None:
+    """Warn if the images of a source are not as the model's: they are converted, and may be other images."""
+    data = survey(config)
+    if str(data) != str(model):
+        warnings.warn(
+            f"the images of {config.source} are {data}, those of the model are {model}: they are converted, "
+            "so check that these are the images that the model was trained on",
+            stacklevel=2,
+        )
 
 
 def measure(args: Args, flow: Flow, images: Images | None, world: World) -> Measured:
@@ -228,8 +237,8 @@ def measure(args: Args, flow: Flow, images: Images | None, world: World) -> Meas
             reference_plan=args.reference_plan,
             tol=args.tol,
             labels=labels,
-            guidance=guide(args),
-            denoise=args.denoise,
+            guidance=args.guidance.for_flow(flow, args.labels),
+            denoise=not args.no_denoise,
             noise=args.noise,
             seed=args.seed,
             batch=args.batch or 64,

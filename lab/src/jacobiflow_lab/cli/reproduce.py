@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jacobiflow.cli.options import listing, make_folder, note, parse, pick_device, report
+from jacobiflow.cli.options import make_folder, note, parse, pick_device, report
 from jacobiflow.core.processes import World
-from jacobiflow.core.tables import table
+from jacobiflow.core.tables import listing, table
 from jacobiflow.training.train import train
 from jacobiflow_lab.baselines import train_baseline
 from jacobiflow_lab.baselines.training import Kind

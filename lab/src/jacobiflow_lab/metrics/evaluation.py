@@ -13,10 +13,10 @@ from torch import Tensor
 
 import jacobiflow
 from jacobiflow.core.method import Plan
+from jacobiflow.core.noise import Noise
 from jacobiflow.core.pictures import as_images
 from jacobiflow.core.processes import World
 from jacobiflow.data.sources import Images
-from jacobiflow.data.transforms import Noise
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow_lab.metrics.distributed_map import DistributedMap, Progress, silent

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jacobiflow.core.noise import Noise
 from jacobiflow.data.sources import Images
-from jacobiflow.data.transforms import Noise, prepare
+from jacobiflow.data.transforms import prepare
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.metrics.errors import MetricError
 from jacobiflow_lab.metrics.metric import Metric, mean_and_error
@@ -40,8 +41,12 @@ class BitsPerDim:
 
 
 def noise_of(flow: Flow) -> Noise:
-    """The noise that a flow of images was trained with; without a noise_std in its config: "dequantize"."""
-    return "gaussian" if getattr(flow.config, "noise_std", 0.0) else "dequantize"
+    """The noise that a flow of images was trained with.
+
+    An older config does not say: it is Gaussian with a noise_std, otherwise taken for "dequantize".
+    """
+    recorded: Noise | None = flow.config.noise
+    return recorded or ("gaussian" if getattr(flow.config, "noise_std", 0.0) else "dequantize")
 
 
 @torch.no_grad()

@@ -7,12 +7,11 @@ hold, and does not hold if one fails. Tests about numbers that were not measured
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.resources import files
+from dataclasses import dataclass, field
 from typing import Any
 
+from jacobiflow_lab.paper.paper_items import read_toml
 from jacobiflow_lab.paper.schema import Doc, Docs, fill, find
 
 Numbers = dict[str, Any]
@@ -31,6 +30,7 @@ class Claim:
     holds_if: str  # the rule in words
     limit: float = 1.0
     numbers: dict[str, str]  # places in the data of the item, by name
+    headline: list[str] = field(default_factory=list)  # the numbers of the summary
     tests: list[list[Term]]
     needs: str = ""  # a number without which nothing can be told
     reason: str  # a template: why it does not hold, with places in the data
@@ -93,7 +93,7 @@ def why_open(tests: list[Test]) -> str:
 
 def judge_claims(docs: Mapping[str, Docs]) -> list[Doc]:
     """Every claim on every model that it was measured on."""
-    described = ("name", "item", "text", "paper", "holds_if", "ours")
+    described = ("name", "item", "text", "paper", "holds_if", "ours", "headline")
     found = []
     for claim in CLAIMS:
         rows = docs.get(claim.item, {})
@@ -124,9 +124,8 @@ def verdict_word(entry: Doc | None) -> str:
 
 
 def _claims() -> list[Claim]:
-    text = (files("jacobiflow_lab.paper") / "claims.toml").read_text(encoding="utf-8")
     found = []
-    for name, fields in tomllib.loads(text).items():
+    for name, fields in read_toml("claims.toml").items():
         fields["holds_if"] = fields["holds_if"].format(limit=fields.get("limit"))
         fields |= {key: tuple(fields.get(key, ())) for key in ("printed", "models")}
         found.append(Claim(name=name, **fields))

@@ -44,5 +44,7 @@ def guided(task: Task, n: int) -> Doc:
 ITEM = Item(
     name="comparison",
     run=run,
-    minutes=lambda scale, model: (5 * (scale.samples or 50_000) / 300 + 15) if model in scale.judged else 3.0,
+    minutes=lambda scale, model: (
+        scale.scoring_minutes(model, 5, 4) + 0.2 * scale.resamples * (model in scale.judged)
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.files import read_text
-from jacobiflow.core.method import Plan
 from jacobiflow.core.records import parse_json
 from jacobiflow.training.recipe import Recipe
+from jacobiflow_lab.analysis.plots import save_grids
 from jacobiflow_lab.analysis.runtime import Clock
 from jacobiflow_lab.baselines import TrainedBaseline, load_baseline
 from jacobiflow_lab.baselines.baseline_floor import counts, shuffle_pixels
@@ -20,11 +20,10 @@ from jacobiflow_lab.baselines.learner import BaselineError
 from jacobiflow_lab.baselines.training import ABOUT, Kind
 from jacobiflow_lab.metrics import Draw, Moments, as_pixels, fid_of, kid, load_inception
 from jacobiflow_lab.metrics.distributed_map import DistributedMap
-from jacobiflow_lab.metrics.samples import Scorers, collect
-from jacobiflow_lab.paper import figures
+from jacobiflow_lab.metrics.samples import Sampling, Scorers, collect
 from jacobiflow_lab.paper.models import MODELS
-from jacobiflow_lab.paper.quality import THIRDS, look, real
-from jacobiflow_lab.paper.sampling import SAMPLES_AT_ONCE, denoise, draw, to_pixels
+from jacobiflow_lab.paper.quality import fid_thirds, real
+from jacobiflow_lab.paper.sampling import SAMPLES_AT_ONCE, to_pixels
 from jacobiflow_lab.paper.schema import Doc, Item, Missing, PartiallyMissing, Picture, Result
 from jacobiflow_lab.paper.session import Task
 
@@ -79,18 +78,13 @@ def run(task: Task) -> Result:
     """Seconds per batch and FID of each by the same rules, and those of shuffled pixels, the floor."""
     scale, batch = task.scale, task.scale.batches[-1]
     n = task.session.samples or scale.few or task.samples()
-    known, plan = real(task, n), task.plan("selective")
-    times = batch_seconds(task, lambda start: one_batch(task, plan, batch, start), batch)
-    rows: list[Doc] = [
-        {"method": FLOW}
-        | times
-        | scores(known, look(task, plan, n).moments)
-        | {
-            "parameters": sum(p.numel() for p in task.flow.parameters()),
-            "minutes": 60 * MODELS[task.model].hours,
-        }
-    ]
-    shown = {FLOW: to_pixels(draw(task, plan, SHOWN))}
+    known = real(task, n)
+    flow = Sampling(flow=task.flow, plan=task.plan("selective"), seed=task.seed)
+    guided = replace(flow, guidance=task.session.annealed_guidance)
+    own: Doc = {"parameters": sum(p.numel() for p in task.flow.parameters())}
+    own |= {"minutes": 60 * MODELS[task.model].hours}
+    rows: list[Doc] = [{"method": FLOW} | own | seconds(task, flow, batch) | scores(task, known, guided, n)]
+    shown = {FLOW: to_pixels(guided(0, SHOWN))}
     for kind, label in BASELINES.items():
         try:
             baseline = load_baseline(kind, source(task, kind), task.device)
@@ -98,18 +92,16 @@ def run(task: Task) -> Result:
             rows.append({"method": label, "missing": str(error)})
             continue
         sample = partial(sampled, task, baseline)
-        times = batch_seconds(task, lambda start, sample=sample: sample(start, batch), batch)  # type: ignore[misc]
-        rows.append(
-            {"method": label} | size(task, kind, baseline) | times | scores(known, moments(task, sample, n))
-        )
-        shown[label] = as_pixels(baseline.sample(SHOWN, seed=task.seed))
+        found = size(task, kind, baseline) | seconds(task, sample, batch) | scores(task, known, sample, n)
+        rows.append({"method": label} | found)
+        shown[label] = as_pixels(sample(0, SHOWN))
     if measured := [row for row in rows[1:] if "fid" in row]:
-        floor = {"method": SHUFFLED} | scores(known, moments(task, shuffled(task, n), n))
+        floor = {"method": SHUFFLED} | scores(task, known, shuffled(task, n), n)
         for row in measured:
             row["counts"] = counts(row, floor)
         rows.append(floor)
     path = task.picture("generators")
-    figures.grids(path, shown, columns=8, across=len(shown))
+    save_grids(path, shown, columns=8, across=len(shown))
     return Result(
         data={"rows": rows, "tau": scale.tau},
         counts={"samples": n, "real_images": known.count, "batch": batch, "timed_batches": scale.repeats},
@@ -133,18 +125,12 @@ def size(task: Task, kind: Kind, baseline: TrainedBaseline) -> Doc:
     }
 
 
-def one_batch(task: Task, plan: Plan, batch: int, start: int) -> Tensor:
-    """What is timed of the flow: noise, decoding and denoising of one batch, without guidance."""
-    z, labels = task.flow.noise(batch, task.seed, start=start), task.labels(batch, start)
-    return denoise(task, task.flow.decode(z, plan, labels=labels).x, labels)
-
-
-def batch_seconds(task: Task, sample: Callable[[int], Tensor], batch: int) -> Doc:
+def seconds(task: Task, sample: Draw, batch: int) -> Doc:
     """The mean over several batches, after one that pays for what is made at first use, and its error."""
     found = []
     for i in range(task.scale.repeats + 1):
         clock = Clock(task.device)
-        sample(i * batch)
+        sample(i * batch, batch)
         found.append(clock.seconds())
     times = torch.tensor(found[1:])
     error = float(times.std() / len(times) ** 0.5) if len(times) > 1 else 0.0
@@ -159,19 +145,13 @@ def shuffled(task: Task, n: int) -> Draw:
     return lambda start, count: pixels[start : start + count].to(task.device)
 
 
-def moments(task: Task, sample: Draw, n: int) -> Moments:
-    """Features of n pictures."""
+def scores(task: Task, known: Moments, sample: Draw, n: int) -> Doc:
+    """FID and KID of n pictures, and the largest deviation of FID over three disjoint thirds of them."""
     work = DistributedMap(batch=SAMPLES_AT_ONCE)
-    return collect(sample, n, Scorers(load_inception(task.device)), work, stored=True).moments
-
-
-def scores(known: Moments, seen: Moments) -> Doc:
-    """FID and KID, and the largest deviation of FID over three disjoint thirds of the samples."""
-    thirds = [fid_of(known, part).value for part in seen.features.chunk(THIRDS)]
-    spread = max(abs(third - sum(thirds) / len(thirds)) for third in thirds)
+    seen = collect(sample, n, Scorers(load_inception(task.device)), work, stored=True).moments
     return {
         "fid": fid_of(known, seen).value,
-        "fid_spread": spread,
+        "fid_spread": fid_thirds(known, seen)[1],
         "kid": kid(known, seen).value,
         "samples": seen.count,
     }

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from jacobiflow.core.method import Plan
 from jacobiflow.flows.flow import Flow
+from jacobiflow_lab.analysis.plots import save_grids
 from jacobiflow_lab.analysis.runtime import Clock, deviation
 from jacobiflow_lab.lattice import evaluation as ising
 from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
-from jacobiflow_lab.paper import figures
 from jacobiflow_lab.paper.assets import data_shape
 from jacobiflow_lab.paper.sampling import TAU
 from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
@@ -83,7 +83,7 @@ def run_mnist(task: Task) -> Result:
     # Training saw bit + u - 1 with u uniform in [0, 1): the bit is 1 where that is positive.
     bits = {name: (x > 0).byte().reshape(-1, *data_shape(flow))[:60] * 255 for name, (_, x) in found.items()}
     faster = next(r["speedup"] for r in rows if r["method"] == PAPER)
-    figures.grids(path, {FULL: bits[FULL], f"{PAPER}, {faster:.0f}x": bits[PAPER]}, columns=20, across=1)
+    save_grids(path, {FULL: bits[FULL], f"{PAPER}, {faster:.0f}x": bits[PAPER]}, columns=20, across=1)
     caption = "Binary MNIST: the same noise by both. MAFs of this kind draw poorly."
     return Result(
         data={"rows": rows, "sweeps": sweeps, "tol": flow.default_tol, "tau": TAU},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from jacobiflow.core.method import Init
+from jacobiflow_lab.paper.paper_items import read_toml
 
 ScaleName = Literal["cpu", "paper"]
 
@@ -22,31 +23,7 @@ class Model:
     restricted: bool = False  # the data are CC BY-NC: pictures need the attribution, and are in no package
 
 
-MODELS = {
-    m.name: m
-    for m in (
-        Model(name="mnist", recipe="mnist", beside="", hours=10),
-        Model(name="cifar10", recipe="cifar10", beside="CIFAR-10", hours=8),
-        Model(name="cifar10-cpu", recipe="cifar10-cpu", beside="CIFAR-10", hours=1.1, small=True),
-        Model(name="cifar100-cpu", recipe="cifar100-cpu", beside="CIFAR-100", hours=0.75, small=True),
-        Model(
-            name="afhq-cat64-cpu",
-            recipe="afhq-cat64-cpu",
-            beside="AFHQ",
-            hours=0.75,
-            small=True,
-            restricted=True,
-        ),
-        Model(name="cifar10-paper", recipe="cifar10-paper", beside="CIFAR-10", hours=100),
-        Model(name="cifar100-paper", recipe="cifar100-paper", beside="CIFAR-100", hours=100),
-        Model(name="afhq256", recipe="afhq256", beside="AFHQ", hours=1000, restricted=True),
-        Model(name="mnist-maf", recipe="mnist-maf", beside="binary MNIST", hours=0.2, small=True),
-        Model(name="ising-16", recipe="ising", beside="Ising", hours=0.1, small=True),
-        Model(name="ising-maf", recipe="ising-maf", beside="Ising", hours=0.1, small=True),
-        Model(name="random-afhq", beside="AFHQ"),
-        Model(name="random-cifar", beside="CIFAR-10"),
-    )
-}
+MODELS = {name: Model(name=name, **fields) for name, fields in read_toml("models.toml").items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +56,7 @@ class Scale:
     taus: tuple[float, ...] = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
     inits: tuple[Init | None, ...] = ("zeros", "previous")  # the paper's first; None: the flow's default
     offsets: tuple[int, ...] = (1, 2, 5)  # nearest predecessors that are masked
+    seconds_per_image: float = 0.2  # of Inception and of drawing it, for the estimate of the remaining time
     random: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {
             # One block of the paper's AFHQ configuration: all eight have the same shape.
@@ -87,6 +65,16 @@ class Scale:
             "random-cifar": {"image_size": 32, "patch_size": 2, "width": 256, "layers_per_block": 2},
         }
     )
+
+    def sized(self, samples: int | None) -> Scale:
+        """The same with this many samples everywhere; None: as it is."""
+        return replace(self, samples=samples, few=samples, small=samples) if samples else self
+
+    def scoring_minutes(self, model: str, methods: int, more: int = 0) -> float:
+        """An estimate for the samples of so many of the paper's methods, and of so many others."""
+        full = (self.samples or 50_000) if model in self.judged else self.small
+        few = min(self.few or full, full)
+        return (methods * full + more * few) * self.seconds_per_image / 60
 
 
 SCALES: dict[str, Scale] = {

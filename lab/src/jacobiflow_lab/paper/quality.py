@@ -24,7 +24,6 @@ from jacobiflow_lab.paper.session import Task
 
 EXACT = "sequential"
 THIRDS = 3  # disjoint parts of the samples that stand for the paper's three runs
-NO_CLIP = "no CLIP weights: give --clip"
 
 
 def look(task: Task, plan: Plan, n: int, *, scored: int = 0, guidance: float = 0.0) -> SampleFeatures:
@@ -103,10 +102,7 @@ def judge(
 
 
 def measure(task: Task, samples: SampleFeatures, exact: SampleFeatures, known: Moments, *, full: bool) -> Doc:
-    """One plan. A score is None if there is none, or if there are too few for a mean.
-
-    The spread of FID is the largest deviation of one of three disjoint thirds of the samples from their mean.
-    """
+    """One plan. A score is None if there is none, or if there are too few for a mean."""
     names = ["kid", "paired", *(["fid"] if full else [])]
     names += [name for name, values in samples.scores.items() if int(values.isfinite().sum()) >= 2]
     evidence = Evidence(
@@ -119,8 +115,7 @@ def measure(task: Task, samples: SampleFeatures, exact: SampleFeatures, known: M
     )
     found = results([METRICS[name] for name in names], evidence)
     values: dict[str, Any] = {name: found[name].value if name in found else None for name in METRICS}
-    parts = samples.moments.features.chunk(THIRDS) if full else ()
-    thirds = [fid_of(known, part).value for part in parts]
+    thirds, spread = fid_thirds(known, samples.moments) if full else ([], None)
     return {
         "samples": samples.count,
         "not_finite": samples.not_finite,
@@ -128,7 +123,7 @@ def measure(task: Task, samples: SampleFeatures, exact: SampleFeatures, known: M
         "real": known.count,
         "fid": values["fid"],
         "fid_thirds": thirds,
-        "fid_spread": max(abs(t - sum(thirds) / THIRDS) for t in thirds) if thirds else None,
+        "fid_spread": spread,
         "kid": values["kid"],
         "kid_std": found["kid"].std,
         "paired": values["paired"],
@@ -137,6 +132,12 @@ def measure(task: Task, samples: SampleFeatures, exact: SampleFeatures, known: M
         "brisque_error": found["brisque"].error if "brisque" in found else None,
         "clip_iqa": values["clip-iqa"],
     }
+
+
+def fid_thirds(known: Moments, seen: Moments) -> tuple[list[float], float]:
+    """FID of three disjoint thirds of the samples, and the largest deviation of one from their mean."""
+    thirds = [fid_of(known, part).value for part in seen.features.chunk(THIRDS)]
+    return thirds, max(abs(third - sum(thirds) / len(thirds)) for third in thirds)
 
 
 def change(task: Task, before: SampleFeatures, after: SampleFeatures, known: Moments, *, fid: bool) -> Doc:

@@ -43,14 +43,16 @@ ITEMS: dict[str, Item] = {
 
 
 def choose(names: tuple[str, ...]) -> list[Item]:
-    """The items of these names or sections, and those that they use, in the order of running.
+    """The items of these names or of sections of these names, and those that they use, in running order.
 
     Default: all.
     """
-    known = dict.fromkeys(name for item in ITEMS.values() for name in (item.name, *sections(item.name)))
+    chosen = set(() if names else ITEMS)
     for name in names:
-        if name not in known:
+        found = {name} if name in ITEMS else {item for item in ITEMS if name in sections(item)}
+        if not found:
+            known = dict.fromkeys((*ITEMS, *(section for item in ITEMS for section in sections(item))))
             raise ValueError(f"no item is called {name!r}; there are {', '.join(known)}")
-    chosen = [item for item in ITEMS.values() if not names or {item.name, *sections(item.name)} & set(names)]
-    used = {name for item in chosen for name in item.uses}
-    return [item for item in ITEMS.values() if item in chosen or item.name in used]
+        chosen |= found
+    used = {name for item in chosen for name in ITEMS[item].uses}
+    return [item for item in ITEMS.values() if item.name in chosen | used]

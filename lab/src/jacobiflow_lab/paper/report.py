@@ -31,8 +31,8 @@ Pictures = Mapping[str, bytes]  # PNG files by their SHA-256 digest
 LICENCE = "LICENSE-AFHQ.txt"  # beside a page with pictures of AFHQ
 WORDS = ("holds", "does not hold", "cannot be told")
 HEADLINES = (  # claims of the summary, in its order
-    *("faster", "faster-small-batch", "faster-compiled", "quality", "alike", "reconstruction"),
-    *("first-block", "later-blocks", "superlinear", "first-guess", "maf-mnist", "memory"),
+    *("faster", "faster-small-batch", "faster-compiled", "quality", "reconstruction"),
+    *("first-block", "later-blocks", "superlinear", "first-guess"),
 )
 
 

@@ -55,7 +55,8 @@ def run_items(
 ) -> dict[str, dict[str, Doc]]:
     """The JSON of every item and model, by names. models: only these; empty: all of the scale."""
     pairs = [(item, m) for item in items for m in item.models(session.scale) if not models or m in models]
-    planned = [item.minutes(session.scale, model) for item, model in pairs]
+    scale = session.scale.sized(session.samples)
+    planned = [item.minutes(scale, model) for item, model in pairs]
     estimate = Estimate(sum(planned))
     session.rows.update({item.name: {} for item in items})
     for i, ((item, model), minutes) in enumerate(zip(pairs, planned, strict=True)):
@@ -220,7 +221,7 @@ class _Row:
 def settings_of(task: Task, item: Item) -> Doc:
     """What decides the result. Missing if the model is not there."""
     session, scale = task.session, task.scale
-    lists = ("name", "samples", "images", "judged", "generators")
+    lists = ("name", "samples", "images", "judged", "generators", "seconds_per_image")
     settings: Doc = {
         "scale": scale.name,
         "samples": session.samples or scale.samples,

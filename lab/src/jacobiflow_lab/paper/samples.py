@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jacobiflow_lab.analysis.plots import save_grids
 from jacobiflow_lab.metrics.reconstruction import errors, reconstruction
-from jacobiflow_lab.paper import figures
 from jacobiflow_lab.paper.sampling import METHODS, all_plans, draw, to_pixels
 from jacobiflow_lab.paper.schema import Item, Picture, Result
 from jacobiflow_lab.paper.session import Task
@@ -19,9 +19,9 @@ def run(task: Task) -> Result:
     images = {method: draw(task, plan, n) for method, plan in all_plans(task, batch, METHODS).items()}
     pixels = {method: to_pixels(x) for method, x in images.items()}
     pair, rest = task.picture("samples"), task.picture("samples-more")
-    figures.grids(pair, {m: pixels[m] for m in BOTH}, columns=COLUMNS, across=2, title=task.model)
+    save_grids(pair, {m: pixels[m] for m in BOTH}, columns=COLUMNS, across=2, title=task.model)
     others = {m: x[:OTHER_SAMPLES] for m, x in pixels.items() if m not in BOTH}
-    figures.grids(rest, others, columns=COLUMNS, across=2)
+    save_grids(rest, others, columns=COLUMNS, across=2)
     exact = images["sequential"]
     apart = {m: reconstruction(errors(exact, x)) for m, x in images.items() if m != "sequential"}
     rows = [{"method": m} | vars(found) | {"grey_levels": found.mean * 127.5} for m, found in apart.items()]

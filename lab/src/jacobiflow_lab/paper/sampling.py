@@ -8,6 +8,7 @@ from torch import Tensor
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.pictures import as_images
 from jacobiflow_lab.metrics import as_pixels
+from jacobiflow_lab.metrics.samples import Sampling
 from jacobiflow_lab.paper.session import Task
 
 TAU = 0.5  # the paper's tolerance
@@ -54,13 +55,10 @@ def draw(task: Task, plan: Plan, n: int) -> Tensor:
 
     Sample i has the same noise and label under every plan.
     """
-    found = []
-    for start in range(0, n, SAMPLES_AT_ONCE):
-        count = min(SAMPLES_AT_ONCE, n - start)
-        labels, z = task.labels(count, start), task.flow.noise(count, task.seed, start=start)
-        x = task.flow.decode(z, plan, labels=labels, guidance=task.session.annealed_guidance).x
-        found.append(denoise(task, x, labels))
-    return torch.cat(found)
+    guidance = task.session.annealed_guidance
+    sampling = Sampling(flow=task.flow, plan=plan, guidance=guidance, seed=task.seed)
+    starts = range(0, n, SAMPLES_AT_ONCE)
+    return torch.cat([sampling(start, min(SAMPLES_AT_ONCE, n - start)) for start in starts])
 
 
 def denoise(task: Task, x: Tensor, labels: Tensor | None) -> Tensor:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from string import Formatter
 from typing import Any, Literal
 
-from jacobiflow_lab.paper.paper_items import PAPER_ITEMS, PrintedTable
+from jacobiflow_lab.paper.paper_items import PAPER_ITEMS, PrintedTable, read_toml
 from jacobiflow_lab.paper.schema import Docs, find, write
 
 DASH = "–"
@@ -181,12 +179,7 @@ def _cell(template: str, empty: str, model: str, data: Mapping[str, Any], base: 
     return [part for part in cell if part != ""]
 
 
-def _tables() -> dict[str, tuple[Table, ...]]:
-    text = (files("jacobiflow_lab.paper") / "tables.toml").read_text(encoding="utf-8")
-    return {item: tuple(map(Table.of, entries)) for item, entries in tomllib.loads(text).items()}
-
-
-TABLES = _tables()  # by item
+TABLES = {item: tuple(map(Table.of, entries)) for item, entries in read_toml("tables.toml").items()}
 
 
 def sections(item: str) -> tuple[str, ...]:

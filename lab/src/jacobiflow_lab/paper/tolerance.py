@@ -58,7 +58,5 @@ ITEM = Item(
     name="tolerance",
     run=run,
     uses=("timing",),
-    minutes=lambda scale, model: (
-        0.003 * (len(scale.taus) + 1) * (scale.few or 50_000) if model in scale.judged else 3.0
-    ),
+    minutes=lambda scale, model: scale.scoring_minutes(model, 0, len(scale.taus) + 1),
 )

@@ -37,6 +37,7 @@ def run(task: Task) -> Result:
 
 ITEM = Item(
     name="undertrained",
+    models=lambda scale: tuple(dict.fromkeys((*scale.images, *scale.generators))),
     run=run,
     minutes=lambda scale, model: 0.3,
     of_run=True,
