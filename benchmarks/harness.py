@@ -290,10 +290,7 @@ def write_tables(folder: Path, pages: list[Path]) -> None:
     for page in pages:
         page.write_text(filled(page.read_text(encoding="utf-8"), docs), encoding="utf-8")
     if "batch" in docs:
-        auto = docs.get("auto", {"rows": []})["rows"]
-        mnist = [row for row in auto if row.get("model", "mnist") == "mnist"]
-        tuned = [row | {"method": "auto", "seconds": row["auto_seconds"]} for row in mnist]
-        plot([*docs["batch"]["rows"], *tuned], "batch", folder / "batch.png")
+        plot(docs["batch"]["rows"], "batch", folder / "batch.png")
     if "length" in docs:
         plot(docs["length"]["rows"], "length", folder / "length.png")
 

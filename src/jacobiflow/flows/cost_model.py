@@ -104,14 +104,14 @@ def measure(block: Block, z: Tensor, clock: Clock = time.perf_counter) -> Costs:
     """Time sequential decoding and single sweeps in the middle of the sequence, with n rows and with one."""
     n, length, _ = z.shape
     widths = (*(w for w in WIDTHS if w < length), length)
-    every = block.select(torch.arange(n, device=z.device))
-    one = block.select(torch.zeros(1, dtype=torch.long, device=z.device))
+    every, one = (block.select(torch.arange(rows, device=z.device)) for rows in (n, 1))
+    position = _position_seconds(every, z, clock)  # and again below: other programs come and go
     together = _sweep_seconds(every, z, widths, clock)
     alone = together if n == 1 else _sweep_seconds(one, z[:1], widths, clock)
     return Costs(
         rows=n,
         length=length,
-        position=_position_seconds(every, z, clock),
+        position=min(position, _position_seconds(every, z, clock)),
         widths=widths,
         alone=tuple(alone),
         together=tuple(together),

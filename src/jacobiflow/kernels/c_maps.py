@@ -39,8 +39,7 @@ class CMap:
         if lib is None or self.formula.kind not in AFFINE or not plain:
             return self.bijector.inverse(z, theta)
         z = z if z.stride(2) == 1 and z.stride(1) == d else z.contiguous()
-        theta = theta.contiguous()
-        x, log_slope = z.new_empty(n, w, d), z.new_empty(n, w, d)
+        theta, x, log_slope = theta.contiguous(), z.new_empty(n, w, d), z.new_empty(n, w, d)
         lib.jf_affine(
             *(self.code, self.numbers[0], n, w, d, z.data_ptr(), z.stride(0)),
             *(theta.data_ptr(), x.data_ptr(), log_slope.data_ptr()),

@@ -143,10 +143,9 @@ _PACKED: WeakKeyDictionary[MaskedNetwork, PackedNetwork] = WeakKeyDictionary()
 
 def _packed(net: MaskedNetwork) -> PackedNetwork:
     """Made once per network; networks are made anew when their weights change."""
-    found = _PACKED.get(net)
-    if found is None:
-        found = _PACKED[net] = PackedNetwork(net)
-    return found
+    if net not in _PACKED:
+        _PACKED[net] = PackedNetwork(net)
+    return _PACKED[net]
 
 
 class CUnits:

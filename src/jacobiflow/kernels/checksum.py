@@ -123,8 +123,7 @@ def _flat(t: Tensor) -> Tensor:
 def _torch_sums(tensors: Sequence[Tensor]) -> Tensor:
     """Checksums [k] of tensors on one device: sums of words, each mixed with its place by a bijection."""
     size = PIECE if tensors[0].is_cpu else LAUNCH
-    batches: list[list[Tensor]] = [[]]
-    room = size
+    batches, room = [list[Tensor]()], size
     for t in tensors:
         for piece in torch.split(_flat(t), size):
             if len(piece) > room:
