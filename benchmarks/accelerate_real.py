@@ -62,8 +62,9 @@ def nessai(change: Change) -> tuple[float, Any]:
     from nessai.flowmodel import FlowModel
 
     with tempfile.TemporaryDirectory() as folder:
+        rng = np.random.default_rng(0)
         config = {"n_inputs": SIZE, "ftype": "maf", "n_blocks": 4, "n_neurons": 32}
-        model = FlowModel(flow_config=config, training_config={"max_epochs": 30}, output=folder)
+        model = FlowModel(flow_config=config, training_config={"max_epochs": 30}, output=folder, rng=rng)
         model.initialise()
         model.train(data(2000).numpy(), output=folder, plot=False)
         change(model)
