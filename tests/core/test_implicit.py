@@ -92,6 +92,7 @@ def test_a_loose_tolerance_biases_gradients_and_the_default_is_tight() -> None:
     assert (gradient(tol=0.3) - exact).abs().max() > 1e-6 * exact.abs().max()
 
 
+@pytest.mark.filterwarnings("ignore:tol .* is loose")
 def test_memory_does_not_grow_with_sweeps() -> None:
     """What the graph keeps of a sample: its values, not its sweeps."""
 
