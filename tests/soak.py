@@ -77,7 +77,7 @@ def kinds(folder: Path) -> Iterator[Callable[[int, int], object]]:
             yield sample(flow, plan=plan)
     yield sample(image, labels=3, guidance=1.5)
     yield sample(image, labels=3, denoise=True)
-    yield sample(vector, check=True, cache=False, plan="uniform")
+    yield lambda n, seed: vector.decode(vector.noise(n, seed), "uniform", check=True, cache=False)
     yield sample(vector, tol=1e-2, init="noise")
     yield lambda n, seed: image.log_prob(image.sample(n, labels=3, seed=seed).x, labels=3)
     np.savez(folder / "tiny.npz", x=np.arange(64 * 64, dtype=np.uint8).reshape(64, 8, 8))

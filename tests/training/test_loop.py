@@ -429,7 +429,7 @@ def test_tensorboard_that_is_missing(refusal, tmp_path, monkeypatch):
         ("--training.batch-size 81", "80 training images are fewer than training.batch_size 81"),
         ("--training.batch-size 15 --training.accumulate 2", "15 does not divide among 1 processes x 2"),
         ("--model.num-classes 1", "label 1 of image 1 is outside 0 to 0: set num_classes to 2"),
-        ("--training.lr fast", "could not convert string to float: 'fast'"),
+        ("--training.lr fast", "--training.lr must be a number, not 'fast'"),
         ("--training.lrr 1", "--training.lrr"),
         ("--training.epochs -1", "training.epochs must be positive, not -1"),
         ("--training.betas 2 0.9", "beta"),

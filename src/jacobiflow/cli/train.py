@@ -48,7 +48,7 @@ def usage() -> str:
     names = listing((name, Recipe.load(name).about) for name in recipe_names())
     return (
         "usage: jacobiflow train RECIPE [options]\n"
-        "       jacobiflow train --images FOLDER [options]\n\n"
+        "   or: jacobiflow train --images FOLDER [options]\n\n"
         "--images infers a recipe from images: a folder, an .npz file or a dataset id.\n"
         "RECIPE is a TOML file or one of\n"
         f"{names}\n\n"

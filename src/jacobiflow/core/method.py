@@ -85,12 +85,15 @@ class Method:
 
 
 def _in_words(method: Method) -> str:
-    """The width in words; then the other fields that are set, except the unit."""
+    """The width in words; then tol and the other fields that differ from their defaults, except the unit."""
     if method.width == 1:
         return "sequential"
     words = "sweeps" if method.width is None else f"window of {method.width}"
-    named = {f.name: getattr(method, f.name) for f in fields(method) if f.name not in ("width", "unit")}
-    return words + "".join(f", {name} {value}" for name, value in named.items() if value is not None)
+    shown = [f for f in fields(method) if f.name not in ("width", "unit")]
+    values = [(f.name, getattr(method, f.name), f.default) for f in shown]
+    return words + "".join(
+        f", {name} {value}" for name, value, default in values if name == "tol" or value != default
+    )
 
 
 class PlanError(JacobiflowError, ValueError):

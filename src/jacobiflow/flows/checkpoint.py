@@ -31,7 +31,7 @@ from jacobiflow.core.results import JacobiflowError
 from jacobiflow.core.suggest import did_you_mean
 from jacobiflow.flows import calibration, profile
 from jacobiflow.flows.calibration import Calibration
-from jacobiflow.flows.families import find_family, upgrade
+from jacobiflow.flows.families import find_family, loads_as_itself, upgrade
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.profile import Profile
 
@@ -58,7 +58,7 @@ def save(
     card: the text of README.md. Default: a generated card, unless the folder has one for this config.
     """
     folder, kind = Path(folder), type(flow)
-    if find_family(flow.family) is not kind:
+    if not loads_as_itself(kind):
         raise CheckpointError(
             f"{kind.__name__} would load as another family's flow: give it a name in `family` and register it"
         )

@@ -41,6 +41,11 @@ def find_family(name: object) -> type[Any]:
     raise RecordError(f"family must be one of {known}, not {short(name)}{more}")
 
 
+def loads_as_itself(kind: type[Flow]) -> bool:
+    """Whether a checkpoint of such a flow is loaded as one: a subclass may keep the name of its parent."""
+    return find_family(kind.family) is kind
+
+
 def family_of(config: Any) -> type[Any]:
     """The family whose flows have configs of this type."""
     families: Iterator[type[Flow]] = chain(OWN.values(), (entry.load() for entry in registered()))
