@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-_setup_privateuseone_for_python_backend("sim")
 MIXED = {"copy_", "_to_copy", "_copy_from", "to", "index", "index_put_", "index_put", "_index_put_impl_"}
 MADE = (
     *(
@@ -97,12 +96,16 @@ def copy_from(src: Any, dst: Any, non_blocking: bool = False) -> Any:
     return dst
 
 
-aten = torch.library.Library("aten", "IMPL")
-for full in MADE:
-    packet, _, overload = full.partition(".")
-    aten.impl(full, maker(getattr(getattr(torch.ops.aten, packet), overload or "default")), "PrivateUse1")
-aten.impl("_copy_from", copy_from, "PrivateUse1")
-torch.inference_mode = lambda mode=True: torch.no_grad() if mode else contextlib.nullcontext()  # type: ignore
+def install() -> torch.library.Library:
+    """Register the device; it lasts as long as the result."""
+    _setup_privateuseone_for_python_backend("sim")
+    aten = torch.library.Library("aten", "IMPL")
+    for full in MADE:
+        packet, _, overload = full.partition(".")
+        aten.impl(full, maker(getattr(getattr(torch.ops.aten, packet), overload or "default")), "PrivateUse1")
+    aten.impl("_copy_from", copy_from, "PrivateUse1")
+    torch.inference_mode = lambda mode=True: torch.no_grad() if mode else contextlib.nullcontext()  # type: ignore
+    return aten
 
 
 def main() -> None:
@@ -124,6 +127,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    device = install()
     main()
     sys.stdout.flush()
     os._exit(0)  # torch's own threads know nothing of the device, and would abort at exit
