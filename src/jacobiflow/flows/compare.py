@@ -89,7 +89,7 @@ def compare(
         seconds: dict[str, list[float]] = {name: [] for name in names}
         outs = {}
         for run in range(repeats):
-            for name in names:
+            for name in reversed(names) if run % 2 else names:  # so that each follows two others
                 progress(f"batch {batch}, run {run + 1} of at most {repeats}: {name}")
                 given = options(name) | condition(batch)
                 outs[name] = _decode(flow, z[:batch], name, backend=backend, **given)
