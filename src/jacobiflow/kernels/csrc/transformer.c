@@ -6,6 +6,7 @@
  *   matrix, so each weight is read once per call, and by the same thread in every call. Threads meet after each step.
  * - Many rows: every thread has its own rows and all columns. Some rows at a time go through a step while they are in
  *   the cache of a core, and threads meet only around attention.
+ * Sequential decoding of many samples gives each thread samples of its own.
  */
 #include <string.h>
 
@@ -15,6 +16,7 @@
 
 #define FEW_ROWS 64               /* of a call: threads share columns */
 #define SOLVE_ROWS 16             /* that are solved together at least */
+#define SPLIT_SAMPLES 4           /* per thread, from which on each thread solves samples of its own */
 #define SOLVE_FLOATS (2 << 20)    /* of the keys and values of more rows: they stay in the last cache */
 #define CACHED_FLOATS (160 << 10) /* of the activations of rows that go through a step together, for a core's cache */
 #define LEAST_WORK (1 << 17)      /* products of a layer below which a second thread costs more than it brings */
@@ -193,10 +195,45 @@ static Job solve_job(const Net *net, const Rows *rows, long start, long stop, co
     return job;
 }
 
+/* Whether each thread solves samples of its own: then threads never meet, but each reads all weights. */
+static int splits(const Job *job) {
+    const int threads = job->meeting.threads;
+    return threads > 1 && job->rows->samples >= SPLIT_SAMPLES * threads;
+}
+
+/* Samples first .. last - 1 as a job of one thread; `rows` is where their description goes. */
+static Job own_job(const Job *whole, long first, long last, Rows *rows) {
+    const long place = first * whole->rows->branches * whole->net->heads * head_floats(whole->net);
+    *rows = *whole->rows;
+    rows->samples = last - first, rows->x += first * rows->x_row, rows->k += place, rows->v += place;
+    rows->scale += first * rows->scale_row;
+    if (rows->condition) rows->condition += first * rows->condition_row;
+    Job job = solve_job(whole->net, rows, whole->window.start, whole->stop, whole->z + first * whole->z_row, 1);
+    job.z_row = whole->z_row, job.slope_row = whole->slope_row, job.map = whole->map;
+    return job;
+}
+
+/* Floats that a thread needs for the samples of its own. */
+static long split_floats(const Job *whole) {
+    Rows rows;
+    Job job = own_job(whole, 0, (whole->rows->samples + whole->meeting.threads - 1) / whole->meeting.threads, &rows);
+    return up(scratch_floats(&job));
+}
+
+static void solve_own(void *given, int index) {
+    const Job *whole = given;
+    const long samples = whole->rows->samples, threads = whole->meeting.threads, first = samples * index / threads;
+    Rows rows;
+    Job job = own_job(whole, first, samples * (index + 1) / threads, &rows);
+    job.slope = whole->slope + first * whole->slope_row;
+    job.scratch = whole->scratch + index * split_floats(whole);
+    part(&job, 0);
+}
+
 /* Floats that `jf_solve` needs to work in. */
 long jf_solve_scratch(const Net *net, const Rows *rows, long start, long stop, const float *z, int threads) {
     Job job = solve_job(net, rows, start, stop, z, threads);
-    return scratch_floats(&job);
+    return splits(&job) ? job.meeting.threads * split_floats(&job) : scratch_floats(&job);
 }
 
 /* Positions start .. stop - 1 >= 1 of x, one after the other, and the sums of their log |dx/dz|
@@ -205,5 +242,5 @@ int jf_solve(const Net *net, const Rows *rows, long start, long stop, const floa
              long slope_row, int map, float *scratch, int threads) {
     Job job = solve_job(net, rows, start, stop, z, threads);
     job.z_row = z_row, job.slope = slope, job.slope_row = slope_row, job.map = map, job.scratch = scratch;
-    return together(job.meeting.threads, part, &job);
+    return together(job.meeting.threads, splits(&job) ? solve_own : part, &job);
 }
