@@ -16,13 +16,13 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks import auto, compiled, ladder, maf, memory, operators, roads, tarflow, weights
+from benchmarks import auto, compiled, ladder, maf, memory, operators, roads, tarflow, training, weights
 from benchmarks.harness import REPEATS, ROOT, Section, record, write_tables
 
 SECTIONS = {
     "tarflow": Section("TarFlow `mnist` against the plain sequential loop", tarflow.table),
     "guided": Section("TarFlow `mnist`, sequential decoding with guidance", tarflow.guided),
-    "batch": Section("TarFlow `mnist`, time against batch", tarflow.batches),
+    "batch": Section("TarFlow `mnist-small`, time against batch", tarflow.batches),
     "length": Section("TarFlow of width 128, four samples, time against sequence length", tarflow.lengths),
     "maf-1": Section("`mnist-maf`, one sample, against nflows", partial(maf.nflows_rows, n=1)),
     "maf-100": Section("`mnist-maf`, 100 samples, against nflows", partial(maf.nflows_rows, n=100)),
@@ -34,10 +34,12 @@ SECTIONS = {
     "memory": Section("peak memory of decoding", memory.rows),
     "operators": Section("where the time goes", operators.rows),
     "compile": Section("the backends: torch.compile against the C kernels and plain torch", compiled.rows),
+    "training": Section("a training step on this processor", training.rows),
     "weights": Section("looking at every byte of the weights in each call", weights.rows),
     "roads": Section("other roads, against our own decoding of the same block", roads.rows),
     **ladder.sections(),
 }
+PAGES = ("docs/performance.md", "docs/training.md", "README.md")  # that show tables
 # Programs with options and records of their own: a module of this folder with `main()`.
 PROGRAMS = ("accelerate", "ising", "mnist_quality", "bundle", "kernels", "regimes")
 
@@ -65,7 +67,7 @@ def main() -> None:
     for name in () if args.tables else [s for found in asked.values() for s in found] or known:
         record(name, known[name], args.repeats, args.out, f'make bench ARGS="{name}"')
     own = args.out.resolve() == (ROOT / "docs/bench").resolve()
-    write_tables(args.out, [ROOT / "docs/performance.md", ROOT / "README.md"] if own else [])
+    write_tables(args.out, [ROOT / page for page in PAGES] if own else [])
 
 
 if __name__ == "__main__":

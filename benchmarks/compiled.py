@@ -12,8 +12,8 @@ from jacobiflow.kernels.backend import Backend
 
 
 def rows(repeats: int) -> list[Row]:
-    """The bundled `mnist`; `first_seconds` is what compiling cost, once for a batch size."""
-    flow, found = jf.load("mnist"), []
+    """The bundled `mnist-small`; `first_seconds` is what compiling cost, once for a batch size."""
+    flow, found = jf.load("mnist-small"), []
     for n in (1, 16):
         z = flow.noise(n, seed=0)
 

@@ -259,7 +259,7 @@ def _missing(name: str) -> str:
 
 
 GOALS = {
-    "tarflow": "`mnist`, TarFlow, T 49",
+    "tarflow": "`mnist`, TarFlow, T 196",
     "maf-1": "`mnist-maf`, MAF, T 784",
     "maf-100": "`mnist-maf`, MAF, T 784",
     "zuko-maf": "zuko MAF, 128 features, 1000 samples",

@@ -9,7 +9,7 @@ import sys
 
 from benchmarks.harness import ROOT, Row
 
-CASES = {"mnist": (16, 256), "mnist-maf": (100, 1000), "ising-16": (100, 1000)}
+CASES = {"mnist-small": (16, 256), "mnist-maf": (100, 1000), "ising-16": (100, 1000)}
 ONE = """
 import json, sys
 from pathlib import Path

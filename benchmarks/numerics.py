@@ -89,4 +89,4 @@ if __name__ == "__main__":
         x, log_det = decode(sys.argv[2], 256, torch.float32)
         np.savez(sys.argv[3], x=x, log_det=log_det)
     else:
-        main(sys.argv[1:] or ["mnist", "mnist-maf", "cifar10-cpu", "cifar100-cpu", "ising-16"])
+        main(sys.argv[1:] or ["mnist", "mnist-small", "mnist-maf", "cifar10-cpu", "cifar100-cpu", "ising-16"])

@@ -124,9 +124,9 @@ ROADS: dict[str, Road] = {
 
 
 def rows(repeats: int) -> list[Row]:
-    """The second block of `mnist` (the first is decoded sequentially) and of `mnist-maf`."""
+    """The second block of `mnist-small` (the first is decoded sequentially) and of `mnist-maf`."""
     found: list[Row] = []
-    for model, tol in (("mnist", 0.05), ("mnist-maf", 1e-4)):
+    for model, tol in (("mnist-small", 0.05), ("mnist-maf", 1e-4)):
         flow = jf.load(model)
         labels = {"labels": torch.arange(N) % 10} if flow.num_classes else {}
         first, block = flow.bound_blocks(N, **labels)[:2]

@@ -48,7 +48,7 @@ def guided(repeats: int) -> list[Row]:
 
 def batches(repeats: int) -> list[Row]:
     """Time against batch; auto's stands in the section `auto`."""
-    flow = jf.load("mnist")
+    flow = jf.load("mnist-small")
     sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     return [row for n in sizes for row in race_at(flow, n, repeats, tuned=False)]
 

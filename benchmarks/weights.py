@@ -136,8 +136,8 @@ def _zuko(n: int) -> Subject:
 
 
 SUBJECTS: dict[tuple[str, int], Callable[[int], Subject]] = {
-    ("mnist", 1): _bundled("mnist", "selective"),
-    ("mnist", 16): _bundled("mnist", "selective"),
+    ("mnist-small", 1): _bundled("mnist-small", "selective"),
+    ("mnist-small", 16): _bundled("mnist-small", "selective"),
     ("cifar10-cpu", 1): _bundled("cifar10-cpu", "selective"),
     ("mnist-maf", 1): _bundled("mnist-maf", "sequential"),
     ("mnist-maf", 100): _bundled("mnist-maf", "sequential"),

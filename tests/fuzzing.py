@@ -281,7 +281,7 @@ class Fuzz:
     def manifest(self, draw: random.Random, where: int, value: Any) -> None:
         job = Job(
             settings=Settings(n=30, labels=(0, 1)),
-            model="mnist",
+            model="mnist-small",
             plan=self.plan,
             batch=4,
             shard=8,

@@ -148,7 +148,7 @@ def visit(site: Site, i: int, patience: float) -> str:
         assert (outside.status_code, large.status_code) == (403, 413), i
         return "refused"
     session = secrets.token_hex(8)
-    assert site.join("tune", ["mnist", 0, 64, True], session).status_code == 200, i  # takes a minute
+    assert site.join("tune", ["mnist-small", 0, 64, True], session).status_code == 200, i  # takes a minute
     with site.listen(session):
         return "left"
 

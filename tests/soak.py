@@ -67,7 +67,7 @@ def entries(folder: str) -> int:
 
 def kinds(folder: Path) -> Iterator[Callable[[int, int], object]]:
     """Functions of a batch size and a seed, one per kind of work."""
-    image, vector = jf.load("mnist"), jf.load("mnist-maf")
+    image, vector = jf.load("mnist-small"), jf.load("mnist-maf")
 
     def sample(flow: jf.Flow, **options: Any) -> Callable[[int, int], object]:
         return lambda n, seed: flow.sample(n, seed=seed, **options)
@@ -92,7 +92,7 @@ def kinds(folder: Path) -> Iterator[Callable[[int, int], object]]:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         shutil.rmtree(out)
 
-    yield lambda n, seed: command("sample", "mnist", "-n", n, "--seed", seed, "--format", "npz")
+    yield lambda n, seed: command("sample", "mnist-small", "-n", n, "--seed", seed, "--format", "npz")
     source = ("--data.source", folder / "tiny.npz")
     yield lambda n, seed: command("train", folder / "tiny.toml", *source, "--training.seed", seed)
 

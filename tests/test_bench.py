@@ -33,9 +33,10 @@ def test_the_tables_of_documents_are_those_of_the_records() -> None:
     assert set(named) <= set(SECTIONS)
     assert len(set(named)) == len(named) >= 10
     assert harness.filled(text, docs) == text
-    readme = (ROOT / "README.md").read_text()
-    assert "<!-- bench:summary -->" in readme
-    assert harness.filled(readme, docs) == readme
+    for page, table in ("README.md", "summary"), ("docs/training.md", "training"):
+        text = (ROOT / page).read_text()
+        assert f"<!-- bench:{table} -->" in text
+        assert harness.filled(text, docs) == text
     for name in docs:
         assert harness.table(docs[name]) in (BENCH / "README.md").read_text()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import jacobiflow as jf
-from jacobiflow.core.decode import Options, solve
+from jacobiflow.core.decode import COMPACT_AT, solve
 from plain_decoders import algorithm_1, one_position_at_a_time
 from subjects import NAMES, overflowing, rescaled, subject
 
@@ -147,7 +147,7 @@ def test_law_5_the_answer_is_one_sweep_of_what_was_seen(case: Case, tol: float, 
 def check_answer(case: Case, method: jf.Method, cache: bool) -> None:
     block, z = case.block_and_noise()
     with torch.inference_mode():
-        rows = solve(block, block.to_positions(z), Options(method, cache=cache))
+        rows = solve(block, block.to_positions(z), method, "fallback", cache, COMPACT_AT, None)
         theta = block.conditioner.all_params(rows.x)
         again, log_slope = block.bijector.inverse(rows.z, theta)
     answer = rows.answer[:, : block.length]

@@ -83,9 +83,7 @@ def _made_case(
 
 def _zuko_case(name: str, bisection: bool = False, **options: Any) -> Case:
     def make(context: int) -> nn.Module:
-        return getattr(zuko.flows, name)(
-            D, context, transforms=2, **({"hidden_features": (24, 24)} | options)
-        )
+        return getattr(zuko.flows, name)(D, context, transforms=2, **({"hidden_features": (24, 24)} | options))
 
     def run(flow: Any, z: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor]:
         return flow(c).transform.inv.call_and_ladj(z)
@@ -146,9 +144,7 @@ CASES: dict[str, Case] = {
     "nflows-affine-norm": _made_case(_Affine, use_batch_norm=True, dropout_probability=0.3),
     "nflows-affine-random": _made_case(_Affine, **_plain, random_mask=True),
     "nflows-affine-own-activation": _made_case(_Affine, activation=lambda x: x * torch.sigmoid(x)),
-    "nflows-linear": _made_case(
-        nflows_ar.MaskedPiecewiseLinearAutoregressiveTransform, unit=True, num_bins=6
-    ),
+    "nflows-linear": _made_case(nflows_ar.MaskedPiecewiseLinearAutoregressiveTransform, unit=True, num_bins=6),
     "nflows-quadratic": _made_case(_Quadratic, unit=True),
     "nflows-quadratic-tails": _made_case(_Quadratic, tails="linear", tail_bound=3.0),
     "nflows-cubic": _made_case(nflows_ar.MaskedPiecewiseCubicAutoregressiveTransform, unit=True, num_bins=6),

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 import jacobiflow as jf
 from adapters.foreign_flows import CASES, Case, context_rows
 
-TABLE = [
-    (name, context) for name, case in CASES.items() for context in (0, 3) if case.conditional or not context
-]
+TABLE = [(name, context) for name, case in CASES.items() for context in (0, 3) if case.conditional or not context]
 DTYPES = {torch.float32: 1e-5, torch.float64: 1e-10}
 pytestmark = pytest.mark.usefixtures("sweeps")
 

@@ -313,9 +313,7 @@ SMALL: dict[str, Callable[[], Any]] = {
     "zuko, 2 features": lambda: zuko.flows.MAF(2, transforms=1),
     "zuko, coupling": lambda: zuko.flows.NSF(64, transforms=1, passes=2),
     "normflows, 1 feature": lambda: nf.flows.MaskedAffineAutoregressive(1, 24),
-    "Pyro, 2 features": lambda: pyro_t.ConditionalAffineAutoregressive(
-        pyro.nn.ConditionalAutoRegressiveNN(2, 3, [8])
-    ),
+    "Pyro, 2 features": lambda: pyro_t.ConditionalAffineAutoregressive(pyro.nn.ConditionalAutoRegressiveNN(2, 3, [8])),
 }
 
 
@@ -346,9 +344,7 @@ def test_pyros_clamp_rounds_as_pyro_does(size: float) -> None:
 _slope_one = functools.partial(zuko.transforms.MonotonicAffineTransform, slope=1.0)
 _tails: dict[str, Any] = {"features": D, "hidden_features": 24, "tails": "linear", "tail_bound": 3.0}
 ODD: dict[str, Callable[[], Any]] = {
-    "nflows, one bin": lambda: nflows_ar.MaskedPiecewiseRationalQuadraticAutoregressiveTransform(
-        **_tails, num_bins=1
-    ),
+    "nflows, one bin": lambda: nflows_ar.MaskedPiecewiseRationalQuadraticAutoregressiveTransform(**_tails, num_bins=1),
     "normflows, one bin": lambda: MaskedPiecewiseRationalQuadraticAutoregressive(**_tails, num_bins=1),
     "zuko, one bin": lambda: zuko.flows.NSF(D, transforms=1, bins=1),
     "zuko, slope 1": lambda: zuko.flows.MAF(D, transforms=1, univariate=_slope_one, shapes=[(), ()]),

@@ -130,9 +130,7 @@ def test_memory_is_bounded_by_solving_in_parts(
         with torch.set_grad_enabled(gradients):
             x, log_det = transform.inverse(z, context)
         leaves = list(transform.parameters())
-        found.append(
-            (x, log_det, *(torch.autograd.grad(x.sum() + log_det.sum(), leaves) if gradients else ()))
-        )
+        found.append((x, log_det, *(torch.autograd.grad(x.sum() + log_det.sum(), leaves) if gradients else ())))
     assert [len(out.x) for out in sweeps] == [50, 20, 20, 10]
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)

@@ -57,9 +57,7 @@ UNIVARIATES: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
 def test_any_univariate_map_of_zuko(name: str, sweeps: list[Any]) -> None:
     univariate, shapes = UNIVARIATES[name]
     torch.manual_seed(0)
-    lazy = MaskedAutoregressiveTransform(
-        D, 3, univariate=univariate, shapes=shapes, hidden_features=(24,)
-    ).double()
+    lazy = MaskedAutoregressiveTransform(D, 3, univariate=univariate, shapes=shapes, hidden_features=(24,)).double()
     c, z = torch.randn(5, 3, dtype=torch.float64), torch.rand(5, D, dtype=torch.float64)
     with torch.no_grad():
         x, log_det = lazy(c).inv.call_and_ladj(z)
@@ -80,8 +78,7 @@ class Chain(nn.Module):
     def meta(self, x: Tensor) -> Any:
         self.calls += 1
         past = sum(
-            w * torch.roll(x, i + 1, -1).index_fill(-1, torch.arange(i + 1), 0)
-            for i, w in enumerate(self.weight)
+            w * torch.roll(x, i + 1, -1).index_fill(-1, torch.arange(i + 1), 0) for i, w in enumerate(self.weight)
         )
         return DependentTransform(MonotonicAffineTransform(past.sin(), past), 1)
 

@@ -28,6 +28,10 @@ from adapters.foreign_flows import _pyro_run, perturb
 from jacobiflow.adapters import race
 
 CASES = 200
+# Ours may be off float64 by TIMES the original's own error, and by FLOOR, some hundred roundings. Where that error is
+# small by chance, it is that of an original whose weights and noise are moved by a rounding (`near_by`).
+# A float64 original is the reference itself.
+TIMES, FLOOR = 2, {torch.float32: 2e-5, torch.float64: 1e-9}
 ACTIVATIONS = (F.relu, torch.tanh, F.elu, F.silu, F.gelu, F.leaky_relu, lambda x: x * torch.sigmoid(x))
 LAYERS = (nn.ReLU, nn.Tanh, nn.ELU, nn.SiLU, nn.Softplus)
 Run = Callable[[Any, Tensor, Tensor | None], tuple[Tensor, Tensor]]
@@ -137,38 +141,51 @@ def check(seed: int) -> str:
     return f"{type(model).__name__} {str(dtype).removeprefix('torch.')}"
 
 
+def results(model: nn.Module, run: Run, z: Tensor, c: Tensor | None) -> list[Tensor]:
+    """Values, log-determinants, and the gradients with respect to noise and weights."""
+    z = z.detach().clone().requires_grad_()
+    x, log_det = run(model, z, c)
+    grads = torch.autograd.grad(x.square().sum() + log_det.sum(), [z, *model.parameters()], allow_unused=True)
+    return [x.detach(), log_det.detach(), *(torch.zeros(()).to(z) if g is None else g for g in grads)]
+
+
+def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
+    return [float((a - e).abs().max() / e.abs().max().clamp_min(1)) for a, e in zip(found, exact, strict=True)]
+
+
+def near_by(model: nn.Module, run: Run, z: Tensor, context: Tensor | None, exact: list[Tensor]) -> list[float]:
+    """The largest errors of the original among sixteen whose weights and noise are moved by about a rounding."""
+    eps, found = torch.finfo(z.dtype).eps, []
+    for seed in range(16):
+        draw, moved = torch.Generator().manual_seed(seed), copy.deepcopy(model)
+        with torch.no_grad():
+            for p in moved.parameters():
+                p.mul_(1 + eps * torch.randn(p.shape, generator=draw))
+        other = z * (1 + eps * torch.randn(z.shape, generator=draw))
+        found.append(errors(results(moved, run, other, context), exact))
+    return [max(each) for each in zip(*found, strict=True)]
+
+
 def compare(model: nn.Module, wide: nn.Module, run: Run, z: Tensor, context: Tensor | None) -> None:
     """wide: the same in float64."""
-    leaves = [z.clone().requires_grad_(), *(p for p in model.parameters())]
-
-    def results(model: nn.Module, z: Tensor, c: Tensor | None) -> list[Tensor]:
-        x, log_det = run(model, z, c)
-        found = torch.autograd.grad(
-            x.square().sum() + log_det.sum(), [z, *model.parameters()], allow_unused=True
-        )
-        return [x, log_det, *(torch.zeros(()).to(z) if g is None else g for g in found)]
-
     wide.load_state_dict(model.state_dict())
-    expected = results(model, leaves[0], context)
-    exact = expected
+    expected = exact = results(model, run, z, context)
     if z.dtype is torch.float32:
-        c = None if context is None else context.double()
         torch.set_default_dtype(torch.float64)
         try:
-            exact = results(wide, leaves[0].detach().double().requires_grad_(), c)
+            exact = results(wide, run, z.double(), None if context is None else context.double())
         finally:
             torch.set_default_dtype(torch.float32)
     jf.accelerate(model)
     try:
-        found = results(model, leaves[0], context)
+        ours = errors(results(model, run, z, context), exact)
     finally:
         jf.restore(model)
-    for i, (a, b, e) in enumerate(zip(found, expected, exact, strict=True)):
-        # A float32 gradient is that of a sample which is off by rounding, times the curvature of the map.
-        floor = 1e-6 if z.dtype is torch.float64 else 3e-4 if i < 2 else 2e-3
-        size = e.abs().max().clamp_min(1)
-        error = (a - e).abs().max() / size
-        assert error <= floor + 10 * (b - e).abs().max() / size, (float(error), tuple(a.shape))
+    floor, theirs = FLOOR[z.dtype], errors(expected, exact)
+    if any(a > floor + TIMES * b for a, b in zip(ours, theirs, strict=True)) and z.dtype is torch.float32:
+        theirs = near_by(model, run, z, context, exact)
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        assert a <= floor + TIMES * b, (i, a, b)
 
 
 @pytest.mark.usefixtures("sweeps")

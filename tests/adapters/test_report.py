@@ -125,9 +125,7 @@ def test_the_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_flow_that_is_made_later_is_asked_for() -> None:
-    with pytest.raises(
-        jf.AccelerationError, match=r"; inner\.model are None: accelerate again when the flow"
-    ):
+    with pytest.raises(jf.AccelerationError, match=r"; inner\.model are None: accelerate again when the flow"):
         jf.accelerate(Plain(inner=Plain(model=None), size=3))
 
 
@@ -136,9 +134,7 @@ def test_the_report_counts_what_ran(sweeps: list[Any]) -> None:
     own = CASES["nflows-affine-own-activation"].model(0, torch.float32)
     flow = CompositeTransform([kernels, own])
     before = jf.acceleration(flow)
-    assert [(e.runs, e.why) for e in before.entries] == [
-        ("original", "not accelerated: call jf.accelerate")
-    ] * 2
+    assert [(e.runs, e.why) for e in before.entries] == [("original", "not accelerated: call jf.accelerate")] * 2
     jf.accelerate(flow)
     with torch.no_grad():
         for n in (5, 6):
@@ -281,8 +277,6 @@ def test_the_race(
     monkeypatch.setattr(race, "_winners", {})
     monkeypatch.setattr(race, "_calls", {})
     assert race.winner("key") is None
-    found = race.run(
-        "key", {"ours": work("ours", ours)}, work("original", original), work("one pass", one_pass), 10
-    )
+    found = race.run("key", {"ours": work("ours", ours)}, work("original", original), work("one pass", one_pass), 10)
     assert (found, count) == (won, runs)
     assert [race.winner("key") for _ in range(99)] == [won] * 98 + [None]  # the hundredth call measures again

@@ -93,7 +93,7 @@ def test_kernels_that_are_switched_off_are_no_problem(run: Any, monkeypatch: pyt
     [
         ("abc", "OMP_NUM_THREADS='abc' is not"),
         ("0", "OMP_NUM_THREADS='0' is not"),
-        ("5", "more threads than"),
+        ("5", "more threads than cores (5 on 4)"),
     ],
 )
 def test_wrong_threads(run: Any, monkeypatch: pytest.MonkeyPatch, setting: str, said: str) -> None:

@@ -175,7 +175,7 @@ def test_tab_completes_names_options_and_files(run: Any, tmp_path: Path) -> None
 
     assert offered("jacobiflow ") == {*COMMANDS, "-h", "--help"}
     assert offered("jacobiflow t") == {"tune", "train"}
-    assert offered("jacobiflow sample m") == {"mnist", "mnist-maf"}
+    assert offered("jacobiflow sample m") == {"mnist", "mnist-maf", "mnist-small"}
     assert offered("jacobiflow train mnist-c") == {"mnist-cpu"}
     assert offered("jacobiflow sample mnist --pl") == {"--plan"}
     assert offered("jacobiflow sample mnist --plan s") == {"sequential", "selective"}

@@ -98,7 +98,7 @@ def test_what_was_measured_goes_beside_the_checkpoint_if_asked(run: Any) -> None
     flow = jf.load("model")
     assert flow.profile is not None
     assert flow.guesses() is not None
-    assert "is not a checkpoint folder" in run("tune", "mnist", "--save").complaint
+    assert "is not a checkpoint folder" in run("tune", "mnist-small", "--save").complaint
 
 
 def test_the_table(run: Any, found: list[Any]) -> None:

@@ -84,7 +84,7 @@ def test_library_and_models_work_without_the_lab(wheels: dict[str, Path], tmp_pa
     where, _, listed = call("-c", code, cwd=tmp_path, **alone).partition("\n")
     assert Path(where).is_relative_to(tmp_path / "site")
     assert all(name in listed for name in [*recipe_names(), *bundled_names()])
-    out = call("-m", "jacobiflow.cli.main", "sample", "mnist", "-n", 4, cwd=tmp_path, **alone)
+    out = call("-m", "jacobiflow.cli.main", "sample", "mnist-small", "-n", 4, cwd=tmp_path, **alone)
     assert out.startswith("4 samples, plan auto")
     assert (tmp_path / "out" / "samples.png").stat().st_size > 100
 

@@ -104,3 +104,9 @@ def test_a_strip_holds_a_row_of_images_per_method(tmp_path: Path) -> None:
         assert (below < 128).any()  # the caption
         top += 62 + 20
     assert len(sheet) == top
+
+
+def test_other_formats_than_png_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"give a name that ends in \.png, not '.*a\.jpg'"):
+        save_images(torch.zeros(1, 1, 2, 2), tmp_path / "a.jpg")
+    assert not any(tmp_path.iterdir())

@@ -574,6 +574,8 @@ def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     refused("x" * 5000, "File name too long")
     (tmp_path / "empty").mkdir()
     refused("empty", "empty has no config.json: it is not a checkpoint")
+    Path("empty/state.safetensors").touch()
+    refused("empty", "empty is a training that has not finished: rerun its command to finish it")
 
 
 def test_bundled_names_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,9 @@ def test_guidance_that_changes_nothing_is_an_error() -> None:
             jf.tune(flow, 4, labels=labels, guidance=2.0)
     with pytest.raises(ValueError, match=give):
         plain.sample(4, guidance=2.0)
+    shift = tarflow(0.25, num_classes=3, volume_preserving=True).float()
+    with pytest.raises(ValueError, match="volume-preserving flow: use 'b' or 'ab'"):
+        shift.sample(4, labels=1, guidance=jf.Guidance(2, what="a"))
     warm = jf.Guidance(2, attn_temp=1.5)  # what the message says has an effect
     assert not torch.equal(plain.sample(4, seed=0, guidance=warm).x, plain.sample(4, seed=0).x)
     some = torch.tensor([-1, -1, 0, 2])  # samples without a label among others are fine, in any batch

@@ -11,8 +11,8 @@ import torch
 import jacobiflow as jf
 from jacobiflow.flows.auto_plan import MARGIN, Choice, pick
 from jacobiflow.flows.calibration import calibrate
+from jacobiflow.flows.checks import checked
 from jacobiflow.flows.profile import measure_profile
-from jacobiflow.flows.residual import checked
 from subjects import tarflow
 
 E, C = jf.Status.EXACT, jf.Status.CONVERGED

@@ -29,25 +29,11 @@ from jacobiflow.core import locks as lock
 from jacobiflow.core import processes as world
 from jacobiflow.core import progress as bars
 from jacobiflow.core.pictures import to_pixels
-from jacobiflow.jobs import manifest, runner, sampling, shards, start
+from jacobiflow.jobs import manifest, runner, sampling, shards
 from leftovers import PATIENCE, SMALL, command, files, samples
 from subjects import maf, tarflow
 
 TOLERANCE = 1e-4  # of samples decoded in other batches or by other threads, as the documentation says
-
-
-@pytest.fixture(scope="module")
-def whole(flow: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The finished job of SMALL."""
-    out = tmp_path_factory.mktemp("whole") / "out"
-    assert sample.main([str(flow[1]), *SMALL, "--out", str(out)]) == 0
-    return out
-
-
-@pytest.fixture
-def copy(whole: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
-    return shutil.copytree(whole, tmp_path / "out")
 
 
 def expected(flow: jf.Flow, n: int = 22, at_a_time: int = 4, seed: int = 5, **options: Any) -> torch.Tensor:
@@ -314,12 +300,12 @@ def test_what_a_killed_job_was_writing_goes(job: Any, whole: Path, copy: Path) -
 
 
 def test_temporary_files_are_private(tmp_path: Path) -> None:
-    start.clear(tmp_path)
+    runner.clear(tmp_path)
     assert (tmp_path / ".partial").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start.clear(tmp_path)
+    runner.clear(tmp_path)
     shards.write(tmp_path, {"shards/a": b"old"})
 
     def full(path: Any) -> None:
@@ -426,7 +412,7 @@ def test_a_file_system_without_locks_is_told(copy: Path, monkeypatch: pytest.Mon
 @pytest.mark.filterwarnings("always")  # the command prints its warnings
 def test_other_versions_are_told(job: Any, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = manifest.versions
-    for module in (start, runner):
+    for module in (manifest, runner):
         monkeypatch.setattr(module, "versions", lambda *args: real(*args) | {"torch": "9.9"})
     (copy / "shards/000000.npz").unlink()
     status, _, err = job(copy, *SMALL)
@@ -485,9 +471,7 @@ def test_a_disk_that_is_too_small(job: Any, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * 10**9))
     status, _, err = job(tmp_path, "--format", "npz", "-n", 10**7, "--batch", 1)
     assert status == 2
-    assert (
-        f"-n 10000000 needs 2.6 GB more in {tmp_path}, the disk has 2.0 GB: make room, or draw fewer" in err
-    )
+    assert f"-n 10000000 needs 2.6 GB more in {tmp_path}, the disk has 2.0 GB: make room, or draw fewer" in err
     assert not (tmp_path / "manifest.json").exists()
 
 
@@ -529,7 +513,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_recorded(
 
 LIMIT = """
 import jacobiflow as jf
-jf.load('mnist').sample(2, plan='uniform', tol=10.0, backend='torch')
+jf.load('mnist-small').sample(2, plan='uniform', tol=10.0, backend='torch')
 held = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmData'))
 sys.argv += ['--max-memory', str((1024 * int(held) + 50e6) / 1e9)]
 """
@@ -540,7 +524,7 @@ def test_a_memory_limit_splits_batches(tmp_path: Path) -> None:
     """A batch that takes 50 MB more than there are is halved until it fits."""
     flags = ("--format", "npz", "-n", 512, "--batch", 512, "--plan", "uniform", "--tol", 10)
     code = f"exec({LIMIT!r})"
-    with command("sample", "mnist", *flags, "--backend", "torch", "--out", tmp_path, before=code) as process:
+    with command("sample", "mnist-small", *flags, "--backend", "torch", "--out", tmp_path, before=code) as process:
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert "memory ran out in 1 shards: their records give the smaller batches" in out
@@ -585,30 +569,26 @@ def test_the_batch_follows_the_memory(
     flow: Any, monkeypatch: pytest.MonkeyPatch, free: float, near: int, limit: float, want: int | None
 ) -> None:
     peaks = iter((10_000_000, 14_000_000))  # a million bytes for each of four samples
-    monkeypatch.setattr(start, "available_memory", lambda: free)
-    monkeypatch.setattr(start, "_peak", lambda: next(peaks))
-    monkeypatch.setattr(start, "used_memory", lambda: 0.0)
+    monkeypatch.setattr(sampling, "available_memory", lambda: free)
+    monkeypatch.setattr(sampling, "_peak", lambda: next(peaks))
+    monkeypatch.setattr(sampling, "used_memory", lambda: 0.0)
     asked = sampling.Settings(n=1000, max_memory=limit)
     if want is None:
-        with pytest.raises(manifest.JobError, match=r"needs 0\.0 GB of memory to decode"):
-            start.find_batch(flow[0], asked, near)
+        with pytest.raises(sampling.JobError, match=r"needs 0\.0 GB of memory to decode"):
+            sampling.find_batch(flow[0], asked, near)
     else:
-        assert start.find_batch(flow[0], asked, near) == want
+        assert sampling.find_batch(flow[0], asked, near) == want
 
 
-@pytest.mark.parametrize(
-    ("n", "size", "want"), [(10**6, 256, 1024), (10**6, 100, 1000), (30, 4, 28), (3, 8, 8)]
-)
+@pytest.mark.parametrize(("n", "size", "want"), [(10**6, 256, 1024), (10**6, 100, 1000), (30, 4, 28), (3, 8, 8)])
 def test_shards_are_whole_batches(flow: Any, n: int, size: int, want: int) -> None:
-    assert start.find_shard(flow[0], sampling.Settings(n=n), size) == want
+    assert sampling.find_shard(flow[0], sampling.Settings(n=n), size) == want
 
 
 # Stopping, and telling
 
 
-def test_ctrl_c_finishes_the_shard(
-    job: Any, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_finishes_the_shard(job: Any, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = runner.draw
 
     def press(*args: Any) -> Any:
@@ -621,8 +601,7 @@ def test_ctrl_c_finishes_the_shard(
             status, _, err = job(tmp_path, *SMALL)
             assert status == 2
             assert err.splitlines()[-1] == (
-                f"jacobiflow sample: stopped with {done} of 22 samples in {tmp_path}: "
-                "rerun the command to resume"
+                f"jacobiflow sample: stopped with {done} of 22 samples in {tmp_path}: rerun the command to resume"
             )
     assert job(tmp_path, *SMALL)[0] == 0
     assert files(tmp_path) == files(whole)
@@ -672,9 +651,7 @@ def test_progress_in_plain_lines(job: Any, tmp_path: Path, monkeypatch: pytest.M
     assert any(line.startswith("16 of 22 samples, ") for line in err.splitlines())
 
 
-def test_a_number_of_processes_that_is_none(
-    job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_of_processes_that_is_none(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "two")
     status, _, err = job(tmp_path / "out", *SMALL)
     assert (status, err) == (

@@ -64,9 +64,7 @@ def test_a_shard_keeps_the_index_with_nan(job: Any, bad: Any, tmp_path: Path, fo
     words = f"{len(lost)} of 12 samples are not finite: try float64, or check the weights"
     assert err.splitlines()[-1] == f"jacobiflow sample: {words}"
     assert "warning" not in err
-    parts = [
-        load_file(p) if format == "safetensors" else np.load(p) for p in sorted(tmp_path.glob("shards/*"))
-    ]
+    parts = [load_file(p) if format == "safetensors" else np.load(p) for p in sorted(tmp_path.glob("shards/*"))]
     assert np.concatenate([p["index"] for p in parts]).tolist() == list(range(12))
     x = np.concatenate([p["x"] for p in parts])
     assert np.isnan(x).all(1).nonzero()[0].tolist() == lost
@@ -111,14 +109,10 @@ def test_labels_stay_with_their_pictures(job: Any, weight: float, tmp_path: Path
 
 
 @pytest.mark.parametrize("format", ["npz", "png"])
-def test_a_finished_job_still_fails_and_makes_nothing_again(
-    job: Any, bad: Any, tmp_path: Path, format: str
-) -> None:
+def test_a_finished_job_still_fails_and_makes_nothing_again(job: Any, bad: Any, tmp_path: Path, format: str) -> None:
     folder, lost = bad
     assert job(tmp_path, *FEW, "--format", format, model=folder)[0] == 1
-    before = {
-        p: p.stat().st_mtime_ns for place in ("shards", "records") for p in (tmp_path / place).rglob("*")
-    }
+    before = {p: p.stat().st_mtime_ns for place in ("shards", "records") for p in (tmp_path / place).rglob("*")}
     for _ in range(2):
         status, out, err = job(tmp_path, *FEW, "--format", format, "--json", model=folder)
         doc = json.loads(out)
@@ -134,9 +128,7 @@ def test_a_picture_that_should_not_be_there_goes(job: Any, bad: Any, tmp_path: P
     assert job(tmp_path, *flags, model=folder)[0] == 1
     whole = files(tmp_path)
     place = tmp_path / f"shards/{lost[0] // 4:06d}"
-    shutil.copy(
-        next(place.glob("*.png"), next(tmp_path.glob("shards/*/*.png"))), place / f"{lost[0]:09d}.png"
-    )
+    shutil.copy(next(place.glob("*.png"), next(tmp_path.glob("shards/*/*.png"))), place / f"{lost[0]:09d}.png")
     status, out, _ = job(tmp_path, *flags, model=folder)
     assert (status, "1 made now" in out) == (1, True)
     assert files(tmp_path) == whole

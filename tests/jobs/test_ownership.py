@@ -12,24 +12,9 @@ import numpy as np
 import pytest
 
 import jacobiflow as jf
-from jacobiflow.cli import sample
 from jacobiflow.jobs import manifest
 from leftovers import SMALL, files, samples
 from subjects import overflowing, tarflow
-
-
-@pytest.fixture(scope="module")
-def whole(flow: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The finished job of SMALL."""
-    out = tmp_path_factory.mktemp("whole") / "out"
-    assert sample.main([str(flow[1]), *SMALL, "--out", str(out)]) == 0
-    return out
-
-
-@pytest.fixture
-def copy(whole: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
-    return shutil.copytree(whole, tmp_path / "out")
 
 
 def as_version_1(out: Path) -> None:
@@ -122,12 +107,8 @@ def test_the_same_job_goes_on_without_its_manifest(job: Any, whole: Path, copy: 
     assert files(copy) == files(whole)
 
 
-@pytest.mark.parametrize(
-    "name", ["shards/000001.npz", "shards/notes.txt", "records/000009.json", "records/x"]
-)
-def test_a_new_job_overwrites_nothing_that_it_does_not_know(
-    job: Any, whole: Path, tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["shards/000001.npz", "shards/notes.txt", "records/000009.json", "records/x"])
+def test_a_new_job_overwrites_nothing_that_it_does_not_know(job: Any, whole: Path, tmp_path: Path, name: str) -> None:
     """Not even a file without a record."""
     path = tmp_path / "out" / name
     path.parent.mkdir(parents=True)

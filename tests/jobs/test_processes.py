@@ -68,7 +68,7 @@ FORK = """
 import os, sys, torch, jacobiflow as jf
 threads, backend = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(threads)
-flow = jf.load("mnist")
+flow = jf.load("mnist-small")
 want = flow.sample(8, seed=0, plan="uniform", tol=10.0, backend=backend).x
 pids = []
 for _ in range(3):
@@ -102,7 +102,7 @@ def test_a_fork_after_use(threads: int, backend: str) -> None:
 @pytest.mark.parametrize("setting", ["1", "16"])
 def test_omp_num_threads(setting: str) -> None:
     code = (
-        "import torch, jacobiflow as jf; flow = jf.load('mnist'); "
+        "import torch, jacobiflow as jf; flow = jf.load('mnist-small'); "
         "print(float(flow.sample(4, seed=0, plan='sequential', backend='c').x.double().sum()))"
     )
     sums = {

@@ -32,9 +32,7 @@ def test_every_named_test_exists() -> None:
     assert all("`test_" in row[2] for row in rows if not row[1].strip().startswith("**"))
 
 
-def test_no_network_unless_asked(
-    flow: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_network_unless_asked(flow: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bundled model, a folder, a job and a training connect to nothing and look up no name."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
@@ -43,7 +41,7 @@ def test_no_network_unless_asked(
     for name in ("connect", "connect_ex", "bind"):
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    jf.load("mnist").sample(1, seed=0)
+    jf.load("mnist-small").sample(1, seed=0)
     jf.load(flow[1]).sample(1, seed=0)
     assert job(tmp_path / "job", *SMALL)[0] == 0
     np.savez(tmp_path / "tiny.npz", x=np.arange(64 * 64, dtype=np.uint8).reshape(64, 8, 8))

@@ -36,7 +36,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["mnist", "mnist-maf"])
+@pytest.fixture(scope="module", params=["mnist-small", "mnist-maf"])
 def bundled(request: pytest.FixtureRequest) -> jf.Flow:
     return jf.load(request.param)
 
@@ -62,12 +62,12 @@ def test_repeated_runs_of_the_command(tmp_path: Path) -> None:
     """Two processes, one after the other, with a thread each; and one with two threads."""
     flags = ("--format", "npz", "-n", 6, "--labels", "0-9", "--batch", 3, "--seed", 7)
     for name, more in (("a", ()), ("b", ()), ("two", ("--threads", 2))):
-        with command("sample", "mnist", *flags, *more, "--out", tmp_path / name) as process:
+        with command("sample", "mnist-small", *flags, *more, "--out", tmp_path / name) as process:
             _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err
     assert files(tmp_path / "a") == files(tmp_path / "b")
     first, two = samples(tmp_path / "a")["x"], samples(tmp_path / "two")["x"]
     assert np.abs(first - two).max() <= TOLERANCE
-    flow = jf.load("mnist")  # the library draws them too
+    flow = jf.load("mnist-small")  # the library draws them too
     same = [flow.decode(flow.noise(3, 7, start=i), labels=torch.arange(i, i + 3)).x for i in (0, 3)]
     assert np.array_equal(first, torch.cat(same).numpy())

@@ -12,6 +12,7 @@ from torch import Tensor
 import jacobiflow as jf
 from jacobiflow.core import rows as reference
 from jacobiflow.core import stopping
+from jacobiflow.core.block import NoCache
 from jacobiflow.core.rows import Rows
 from jacobiflow.kernels import build, c_accept
 
@@ -23,9 +24,11 @@ def there() -> None:
     assert build.library() is not None, "these tests need a C compiler: CC, cc, gcc or clang"
 
 
-def random_rows(draw: torch.Generator, dim: int, padding: int) -> Rows:
+def random_rows(draw: torch.Generator, dim: int, width: int, *, cached: bool = True) -> Rows:
     z = torch.randn(N, LENGTH, dim, generator=draw)
-    rows = Rows.start(z, z[:, :1], torch.zeros(N, 1, dim), reference.first_guess(z, "noise"), padding)
+    block: Any = None  # what was swept does not depend on it
+    rows = Rows.start(block, z, z[:, :1], torch.zeros(N, 1, dim), reference.first_guess(z, "noise"), width)
+    rows.cache = NoCache() if cached else None
     rows.frontier = torch.randint(1, LENGTH + 1, (N,), generator=draw)
     rows.status[:3] = jf.Status.SWEEP_LIMIT.rank  # rows that have ended
     rows.sweeps += 2
@@ -49,20 +52,17 @@ def swept(draw: torch.Generator, seen: Tensor, *, spoiled: bool) -> Tensor:
 @pytest.mark.parametrize("spoiled", [False, True])
 @pytest.mark.parametrize("dim", [1, 3])
 @pytest.mark.parametrize("cached", [True, False])
-def test_c_accepts_what_the_rule_accepts(
-    unit: Any, width: int | None, spoiled: bool, dim: int, cached: bool
-) -> None:
+def test_c_accepts_what_the_rule_accepts(unit: Any, width: int | None, spoiled: bool, dim: int, cached: bool) -> None:
     for seed in range(6):
         draw = torch.Generator().manual_seed(seed)
         method = jf.Method(width=width, tol=5e-3, unit=unit)
-        batch = width or LENGTH
-        ours = random_rows(draw, dim, 0 if width is None else batch)
+        ours = random_rows(draw, dim, width or LENGTH, cached=cached)
         theirs = copy.deepcopy(ours)
-        window = ours.window(batch, ours.look())
+        window = ours.window(ours.look())
         seen = window.take(ours.x)
         new, slope = swept(draw, seen, spoiled=spoiled), torch.randn(seen.shape, generator=draw)
-        got = c_accept.accept(ours, window, batch, new, slope, method, cached=cached)
-        want = reference.accept(theirs, window, batch, new, slope, method, cached=cached)
+        got = c_accept.accept(ours, window, new, slope, method)
+        want = reference.accept(theirs, window, new, slope, method)
         assert got.look == want.look
         assert torch.equal(got.overflows_here, want.overflows_here)
         assert torch.equal(got.overflows_beyond, want.overflows_beyond)
@@ -80,14 +80,14 @@ def test_c_accepts_what_the_rule_accepts(
 
 
 def test_another_rule_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method that `describe` does not know is judged by `judge`, whatever the backend."""
-    monkeypatch.setattr(c_accept, "describe", lambda method: None)
+    """A method that backends do not know is judged by `judge`, whatever the backend."""
+    monkeypatch.setattr(c_accept, "backends_know", lambda method: False)
     draw = torch.Generator().manual_seed(0)
-    rows = random_rows(draw, 1, 0)
+    rows = random_rows(draw, 1, LENGTH)
     calls = []
     judge = stopping.judge
     monkeypatch.setattr(reference, "judge", lambda *a: calls.append(1) or judge(*a))
-    window = rows.window(LENGTH, rows.look())
+    window = rows.window(rows.look())
     seen = window.take(rows.x)
-    c_accept.accept(rows, window, LENGTH, seen + 1, seen, jf.Method(tol=0.1), cached=True)
+    c_accept.accept(rows, window, seen + 1, seen, jf.Method(tol=0.1))
     assert calls == [1]

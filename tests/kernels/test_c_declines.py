@@ -201,7 +201,7 @@ def test_another_bijector_conditioner_or_blend_is_torchs(flow: jf.TarFlow) -> No
         ((plain, bijector), (plain, Scaled())),
         ((plain, bijector), (rotary, bijector)),
         ((guided, bijector), (halved, bijector)),
-        ((guided, bijector), (replace(guided, both=Rotary(**vars(guided.both))), bijector)),
+        ((guided, bijector), (replace(guided, inner=Rotary(**vars(guided.inner))), bijector)),
         ((plain, bijector), (replace(plain, skip=1), bijector)),
     ]
     for known, other in pairs:

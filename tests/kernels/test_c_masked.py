@@ -18,7 +18,7 @@ import jacobiflow as jf
 from formulas import MAPS
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Shift
 from jacobiflow.core.block import Block, Start, take
-from jacobiflow.core.networks import MaskedNetwork
+from jacobiflow.core.description import MaskedNetwork
 from jacobiflow.flows.masked_mlp import ACTIVATIONS, MaskedConditioner, MaskedMLP
 from jacobiflow.kernels import build, c_library, c_masked
 from jacobiflow.kernels.backend import bind

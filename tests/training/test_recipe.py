@@ -154,6 +154,7 @@ OTHER = {
         "keep_every": 5,
         "sample_every": 6,
         "validate": 7,
+        "start": "runs/first",
     },
 }
 

@@ -1,4 +1,4 @@
-"""Runs that end before their time: killed, stopped, or with a state that cannot be used."""
+"""Runs that end before their time (killed, stopped, with a state that cannot be used), or start warm."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import jacobiflow as jf
 import leftovers
 from jacobiflow.cli.main import main
 from jacobiflow.core import locks as lock
 from jacobiflow.core.files import checksum, write_text
 from jacobiflow.core.processes import World
 from jacobiflow.training import log, loop, state, train
-from jacobiflow.training.loop import TrainingError
+from jacobiflow.training.loop import Trainer, TrainingError
 from jacobiflow.training.recipe import Recipe
 
 LONG = ("--training.epochs", "24", "--training.ema", "0.9", "--model.volume-preserving")  # 120 steps
@@ -224,6 +225,7 @@ def test_what_decides_nothing_may_change(short, recipe, train, tmp_path):
         ("--model.width 32", "(model.width 16, now 32)"),
         ("--training.ema 0.5", "(training.ema 0.0, now 0.5)"),
         ("--model.volume-preserving", "(model.volume_preserving False, now True)"),
+        ("--training.start elsewhere", "(training.start , now elsewhere)"),
         ("--data.limit 40", "(training images 80, now 40; data.limit 0, now 40)"),
     ],
 )
@@ -528,3 +530,94 @@ def test_an_hour_later_a_write_removes_what_a_killed_one_left(tmp_path):
         os.utime(path, (time.time() - age,) * 2)
     write_text(tmp_path / "plan.json", "{}")
     assert sorted(tmp_path.iterdir()) == [new, tmp_path / "plan.json"]
+
+
+# ---- runs that begin with the weights of another flow
+
+
+@pytest.fixture(scope="module")
+def first(train, tmp_path_factory):
+    """The folder of a run in which every tensor has moved."""
+    out = tmp_path_factory.mktemp("first")
+    train(out, "--training.seed", 5, "--model.volume-preserving")
+    return out
+
+
+def assert_weights(flow: torch.nn.Module, folder: Path) -> None:
+    found, stored = flow.state_dict(), load_file(folder / "model" / "model.safetensors")
+    assert found.keys() == stored.keys()
+    assert all(torch.equal(found[k], stored[k]) for k in stored)
+
+
+@pytest.mark.parametrize("place", ["", "model"])
+def test_a_run_begins_with_the_weights(first, train, tmp_path, monkeypatch, place):
+    seen: list[Trainer] = []
+    step = Trainer.step
+
+    def watched(self: Trainer, *args: Any) -> Any:
+        if not seen:
+            seen.append(self)
+            assert_weights(self.flow, first)
+            assert self.average is not None
+            assert_weights(self.average, first)
+        return step(self, *args)
+
+    monkeypatch.setattr(Trainer, "step", watched)
+    flags = ("--model.volume-preserving", "--training.ema", 0.9)
+    train(tmp_path / "run", "--training.start", first / place, *flags)
+    assert len(seen) == 1
+    with safe_open(tmp_path / "run" / state.FILE, framework="pt") as f:
+        settings = json.loads(f.metadata()["about"])["settings"]
+    assert settings["training.start"] == str(first / place)
+
+
+def test_a_bundled_name():
+    flow = jf.TarFlow(jf.load("mnist").config)
+    train.take_weights(flow, "mnist")
+    stored = jf.load("mnist").state_dict()
+    assert all(torch.equal(value, stored[name]) for name, value in flow.state_dict().items())
+
+
+def test_another_shape(first, refusal, tmp_path):
+    out = tmp_path / "run"
+    flags = ("--training.start", first, "--out", out)
+    line = refusal(*flags, "--model.volume-preserving", "--model.width", 32)
+    assert line.startswith(f"training.start {first} has another shape than the model: tensor blocks.0.")
+    line = refusal(*flags)  # not volume-preserving: it has more outputs
+    assert "tensor blocks.0.proj_out.bias is [16] there, [32] here" in line
+    assert not out.exists()
+
+
+def test_no_such_flow(refusal, tmp_path):
+    line = refusal("--training.start", "nowhere", "--out", tmp_path / "run")
+    assert line.startswith("no model 'nowhere': give a bundled name")
+
+
+def test_a_resumed_run_needs_no_start(first, recipe, train, tmp_path, monkeypatch):
+    start = shutil.copytree(first, tmp_path / "start")
+    flags = (*SHORT, "--training.start", start, "--model.volume-preserving")
+    whole = train(tmp_path / "whole", *flags)
+    out, step = tmp_path / "cut", Trainer.step
+
+    def killed(self: Trainer, number: int, index: torch.Tensor) -> Any:
+        if number == 10:
+            raise Killed
+        return step(self, number, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", killed)
+        with pytest.raises(Killed):
+            train(out, *flags)
+    shutil.rmtree(start)
+    assert told(train(out, *flags)) == told(whole)
+    assert_same_weights(tmp_path / "whole", out)
+
+
+@pytest.mark.slow
+def test_two_processes_begin_with_the_same_weights(first, recipe, train, tmp_path):
+    flags = ("--training.start", str(first), *LONG, "--training.epochs", "2")
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    with started(*torchrun, *command(recipe, tmp_path / "two", *flags)) as process:
+        _, text = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, text
+    assert_close(read(tmp_path / "two"), train(tmp_path / "one", *flags))

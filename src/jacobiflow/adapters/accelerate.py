@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from jacobiflow.adapters.patch import Patch
@@ -36,30 +36,23 @@ def accelerate(model: Model, tol: float = 1e-6) -> Model:
         float32; float64 is solved to its square, samples with gradients to a hundredth of it. It is never
         tighter than what the dtype, or the transform's own inner solver, can resolve.
 
-    Results stay those of the library, up to tol. The original runs where it is faster. Samples have first
-    derivatives with respect to noise, weights and context, by the implicit function theorem. Samples without
-    a finite inverse are NaN. What is not accelerated is named in a warning; `acceleration(model)` has the
-    details.
+    Results stay those of the library, up to tol. The original runs where it is faster. Samples have first derivatives
+    with respect to noise, weights and context, by the implicit function theorem. Samples without a finite inverse are
+    NaN. What is not accelerated is named in a warning; `acceleration(model)` has the details.
     """
     if not 0 <= tol < 1:
         raise ValueError(f"tol must be in [0, 1), not {tol}")
     found, accepted = list(searched(model)), 0
     declined = Counter(f"{type(at.item).__name__}: {why}" for at, why in unknown(found))
-    for at, patch in known(found, tol):
+    for at, patch in known(found):
         try:
-            patch.inverter()
-        except NothingToGain:
+            with suppress(NothingToGain):
+                patch.spec()
+                patch.tol = tol
+                patch.install()
             accepted += 1
-            continue
         except Declined as reason:
             declined[f"{type(at.item).__name__}: {reason}"] += 1
-            continue
-        accepted += 1
-        installed = vars(at.item).get(patch.method)
-        if isinstance(installed, Patch):
-            installed.tol = tol
-        else:
-            patch.install()
     reasons = "".join(f"; {count} {reason}" for reason, count in declined.items())
     if not accepted:
         kinds = Counter(type(at.item).__name__ for at in found)
@@ -75,9 +68,7 @@ def accelerate(model: Model, tol: float = 1e-6) -> Model:
 
 def _later(model: Any) -> str:
     """Which attributes may hold a flow once they are set."""
-    empty = [
-        at.path + "." + name for at in walk(model) for name, v in attributes(at.item).items() if v is None
-    ]
+    empty = [at.path + "." + name for at in walk(model) for name, v in attributes(at.item).items() if v is None]
     names = ", ".join(path.removeprefix(".") for path in empty[:NAMED])
     return f"; {names} are None: accelerate again when the flow is there" if empty else ""
 
@@ -92,13 +83,13 @@ def restore(model: Model) -> Model:
 @contextmanager
 def accelerated(model: Model, tol: float = 1e-6) -> Iterator[Model]:
     """`accelerate` inside a with statement; what was accelerated before stays accelerated."""
-    before = {id(patch): (patch, patch.tol) for patch in _installed(model)}
+    before = {patch: patch.tol for patch in _installed(model)}
     try:
         yield accelerate(model, tol)
     finally:
         for patch in _installed(model):
-            if id(patch) in before:
-                patch.tol = before[id(patch)][1]
+            if patch in before:
+                patch.tol = before[patch]
             else:
                 patch.remove()
 

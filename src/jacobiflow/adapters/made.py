@@ -7,27 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from jacobiflow.adapters.maps import SoftplusSpline
-from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
+from jacobiflow.adapters.masked import networks
 from jacobiflow.adapters.patch import Call, Patch
-from jacobiflow.adapters.transform_spec import (
-    Declined,
-    ForeignMap,
-    Map,
-    Theta,
-    TransformSpec,
-    own_map,
-    parts,
-    variant,
-)
+from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, own_map, parts, variant
 from jacobiflow.core.bijectors import Bijector, ScaleAffine
 
 LAYERS = {"initial_layer", "blocks", "final_layer"}
@@ -49,18 +38,19 @@ class Inverse(Patch):
         net = module.autoregressive_net
         if self.before is not None:
             raise Declined("its inverse method was replaced on the object")
-        networks = tuple(_networks(net))
-        length, params = networks[0].rows.shape
+        layers = [net.initial_layer, *net.blocks, net.final_layer]
+        activation = next((m.activation for m in (net, *net.blocks) if hasattr(m, "activation")), None)
         context_layer = net._modules.get("context_layer")
+        candidates = networks(layers, activation, lambda r: r.view(net.initial_layer.in_features, -1), context_layer)
+        length, params = candidates[0].rows.shape
         bounds = getattr(module, "tail_bound", None), getattr(module, "tails", None)
         return TransformSpec(
-            length=length,
-            passes=length,
             module=module,
+            passes=length,
             contexts=(0,) if context_layer is None else (0, context_layer.in_features),
             theta=lambda x, context: net(x, context).view(len(x), length, -1),
             maps=tuple(_maps(module, length, params)),
-            networks=networks,
+            networks=candidates,
             twin=partial(_twin, module),
             options=[str(bound) for bound in bounds],
         )
@@ -129,58 +119,3 @@ def _part(owner: Any, features: Tensor, **attributes: Any) -> Any:
     if torch.is_tensor(bound := getattr(owner, "tail_bound", None)):
         vars(part)["tail_bound"] = bound[features]
     return part
-
-
-# The network
-
-
-def _networks(net: Any) -> Iterator[ForeignNetwork]:
-    """The ways in which copies of MADE connect these layers.
-
-    Plain blocks read the first layer after activation (nflows) or before (normflows). Context is added to the
-    first layer after activation (nflows) or before (normflows), and again inside residual blocks (nflows).
-    """
-    blocks = list(net.blocks)
-    layers = [net.initial_layer, net.final_layer]
-    for block in blocks:
-        layers += getattr(block, "linear_layers", None) or [getattr(block, "linear", None)]
-    if not all(is_masked_linear(layer) for layer in layers):
-        raise Declined("its conditioner has layers that are not masked linear layers")
-    activation = next((m.activation for m in (net, *blocks) if hasattr(m, "activation")), None)
-    context = net._modules.get("context_layer")
-    plain = any(hasattr(block, "linear") for block in blocks)
-    for first_active, context_active, inside in product(
-        (True, False) if plain else (True,),
-        (True, False) if context is not None else (False,),
-        (True, False) if context is not None and not plain else (False,),
-    ):
-        added = _activated(activation, context) if context_active else context
-        yield _network(net, activation, first_active, added, inside)
-
-
-def _activated(activation: Any, layer: Any) -> Callable[[Tensor], Tensor]:
-    return lambda context: activation(layer(context))
-
-
-def _network(
-    net: Any, activation: Any, first_active: bool, context: Callable[[Tensor], Tensor] | None, inside: bool
-) -> ForeignNetwork:
-    links = [Link(net.initial_layer, 0, False, context=context)]
-    residual = False
-    for block in net.blocks:
-        last = len(links)
-        if hasattr(block, "linear_layers"):
-            residual = True
-            norms = block.batch_norm_layers if block.use_batch_norm else (None, None)
-            links[-1] = replace(links[-1], norm=norms[0])
-            again = getattr(block, "context_layer", None) if inside else None
-            links.append(Link(block.linear_layers[0], last, context=again, norm=norms[1]))
-            links.append(Link(block.linear_layers[1], last + 1, skip=last))
-        else:
-            links.append(Link(block.linear, last, first_active or last > 1, before=block.batch_norm))
-    # The head reads the sum of residual blocks as it is, the output of plain blocks after activation.
-    active = not residual and (first_active or len(links) > 1)
-    links.append(Link(net.final_layer, len(links), active))
-    length = net.initial_layer.in_features
-    rows = torch.arange(net.final_layer.out_features).view(length, -1)
-    return ForeignNetwork(length, tuple(links), elementwise(activation), rows)

@@ -14,49 +14,49 @@ from jacobiflow.core.description import Formula
 
 
 class _LogAffine:
-    """z = exp(a) x + b. A subclass computes b and a from theta."""
+    """z = exp(a) x + b, theta = (b, raw). A subclass computes a from raw."""
 
-    def _split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+    params = 2
+
+    def _log_slope(self, raw: Tensor) -> Tensor:
         raise NotImplementedError
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        b, a = self._split(theta)
+        b, raw = theta.chunk(2, dim=-1)
+        a = self._log_slope(raw)
         return torch.addcmul(b, x, a.exp()), a
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        b, a = self._split(theta)
+        b, raw = theta.chunk(2, dim=-1)
+        a = self._log_slope(raw)
         return (z - b) * torch.exp(-a), -a
 
 
 @dataclass(frozen=True)
 class ClampedAffine(_LogAffine):
-    """z = exp(a) x + b, theta = (b, a): Pyro's affine map. The value of a is clamped, its gradient is not."""
+    """Pyro's affine map. The value of a is clamped, its gradient is not."""
 
     low: float
     high: float
-    params: int = 2
 
     def describe(self) -> Formula:
         return Formula("clamped", (self.low, self.high))
 
-    def _split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        b, a = theta.chunk(2, dim=-1)
-        return b, a + (a.clamp(self.low, self.high) - a).detach()
+    def _log_slope(self, raw: Tensor) -> Tensor:
+        return raw + (raw.clamp(self.low, self.high) - raw).detach()
 
 
 @dataclass(frozen=True)
 class SoftclipAffine(_LogAffine):
-    """z = exp(softclip(a)) x + b, theta = (b, a): zuko's affine map; softclip bounds the slope."""
+    """zuko's affine map: a = softclip(raw), which bounds the slope."""
 
     slope: float = 1e-3
-    params: int = 2
 
     def describe(self) -> Formula:
         return Formula("softclip", (-1 / math.log(self.slope),))
 
-    def _split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        b, a = theta.chunk(2, dim=-1)
-        return b, a / (1 + (a / math.log(self.slope)).abs())
+    def _log_slope(self, raw: Tensor) -> Tensor:
+        return raw / (1 + (raw / math.log(self.slope)).abs())
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class StableAffine:
     """z = s x + (1 - s) b, s = sigmoid(u + bias), theta = (b, u): Pyro's stable affine map."""
 
     bias: float
-    params: int = 2
+    params = 2
 
     def describe(self) -> Formula:
         return Formula("stable", (self.bias,))
@@ -82,12 +82,8 @@ class StableAffine:
 class SoftplusSpline(Spline):
     """A spline whose slopes are softplus(theta) without an offset, as in nflows and normflows."""
 
-    def describe(self) -> Formula:
-        return Formula("spline", (self.bins, self.bound, self.min_bin, self.min_slope, self._offset))
-
-    @property
-    def _offset(self) -> float:
-        return 0.0
+    _offset = 0.0
+    describe = Spline.describe
 
 
 class SoftclipSpline(Spline):

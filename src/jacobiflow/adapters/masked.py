@@ -8,15 +8,17 @@ convention: natural or permuted orders, several features per pass, any acyclic g
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import product, starmap
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.core.networks import MaskedNetwork, Stage
+from jacobiflow.adapters.transform_spec import Declined
+from jacobiflow.core.description import MaskedNetwork, Stage
 
 _FUNCTIONS = (
     *(torch.relu, torch.tanh, torch.sigmoid, F.relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.leaky_relu),
@@ -36,13 +38,16 @@ def elementwise(activation: Any) -> Callable[[Tensor], Tensor] | None:
     return own if known else None
 
 
-def is_masked_linear(layer: Any) -> bool:
+def is_masked_linear(layer: Any) -> TypeGuard[nn.Linear]:
     """Whether a layer is a linear layer with a mask of its weight's shape."""
     return (
         isinstance(layer, nn.Linear)
         and isinstance(mask := getattr(layer, "mask", None), Tensor)
         and mask.shape == (layer.out_features, layer.in_features)
     )
+
+
+Term = Callable[[Tensor], Tensor]  # of context [n, C], [n, out]
 
 
 @dataclass(frozen=True)
@@ -53,25 +58,24 @@ class Link:
     source: int
     activated: bool = True
     skip: int | None = None
-    context: Callable[[Tensor], Tensor] | None = None  # [n, C] -> [n, out], added
+    context: Term | None = None  # added
     before: nn.BatchNorm1d | None = None  # applied to the source
     norm: nn.BatchNorm1d | None = None  # applied to the new node before its activation
     given: Tensor | None = None  # the mask, if it is not the layer's own
 
     @property
     def mask(self) -> Tensor:
-        """[out, in], true where a weight is used."""
-        mask = self.linear.mask if self.given is None else self.given.to(self.linear.weight.device)
-        return mask.bool()  # type: ignore[operator]
+        """[out, in]."""
+        return self.linear.mask if self.given is None else self.given  # type: ignore[return-value]
 
-    def masked(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the layer alone, masked."""
-        weight = self.linear.weight * self.mask
-        return weight, weight.new_zeros(len(weight)) if self.linear.bias is None else self.linear.bias
+    def masked(self) -> Tensor:
+        """The weights that are used, zeros elsewhere."""
+        return self.linear.weight * self.mask.to(self.linear.weight.device).bool()
 
     def folded(self) -> tuple[Tensor, Tensor]:
         """Weight and bias, masked, including the normalization of the source."""
-        weight, bias = self.masked()
+        weight = self.masked()
+        bias: Tensor = weight.new_zeros(len(weight)) if self.linear.bias is None else self.linear.bias
         if self.before is not None:
             factor, offset = _affine(self.before)
             weight, bias = weight * factor, bias + weight @ offset
@@ -85,16 +89,14 @@ class ForeignNetwork:
     Node 0 is the input, node i what link i - 1 computes. Without links the order is that of the features.
     """
 
-    length: int
     links: tuple[Link, ...]
     activation: Callable[[Tensor], Tensor] | None  # None: cannot be packed; the order is still right
     rows: Tensor  # [length, params], the outputs of each feature
     first: int = 0  # input column of the first feature; the other columns are context
 
     @property
-    def columns(self) -> slice:
-        """The input columns of the features."""
-        return slice(self.first, self.first + self.length)
+    def length(self) -> int:
+        return len(self.rows)
 
     def terms(self, context: Tensor, units: tuple[Tensor, ...]) -> dict[int, Tensor]:
         """What context [n, C] adds to each link, [out, n], units in packed order."""
@@ -103,6 +105,49 @@ class ForeignNetwork:
             rest = slice(0, self.first) if self.first else slice(self.length, None)
             added[0] = F.linear(context, self.links[0].folded()[0][:, rest])
         return {i: term.T[units[i + 1]] for i, term in added.items()}
+
+
+def networks(
+    parts: Iterable[nn.Module],
+    activation: Any,
+    rows: Callable[[Tensor], Tensor],
+    context: nn.Module | None = None,
+    first: int = 0,
+) -> tuple[ForeignNetwork, ...]:
+    """The ways in which libraries connect the layers of these parts, from input to output.
+
+    rows: from the outputs [length * params] to those of each feature [length, params].
+
+    A part with two masked linear layers is a residual block; all others have one. Libraries differ in whether a
+    residual block activates its input (nflows) or not (zuko), and whether the second plain layer reads the first
+    one after its activation (nflows) or before (normflows). `context` is added to the first layer after activation
+    (nflows) or before (normflows), and layers of the parts may add it inside residual blocks (nflows).
+    """
+    found = [[m for m in part.modules() if isinstance(m, nn.Linear | nn.BatchNorm1d)] for part in parts]
+    blocks = [[m for m in layers if is_masked_linear(m)] for layers in found]
+    if not blocks or not all(len(linears) in (1, 2) for linears in blocks):
+        raise Declined("its conditioner has layers that are not masked linear layers")
+    residual = any(len(linears) == 2 for linears in blocks)
+
+    def connected(active: bool, context: Term | None, inside: bool) -> ForeignNetwork:
+        links = list[Link]()
+        for layers, linears in zip(found, blocks, strict=True):
+            norms = [*(m for m in layers if isinstance(m, nn.BatchNorm1d)), None, None]
+            inner = next((m for m in layers if isinstance(m, nn.Linear) and not is_masked_linear(m)), None)
+            last = len(links)
+            if len(linears) == 2:
+                links[-1] = replace(links[-1], norm=norms[0])
+                links.append(Link(linears[0], last, active, context=inner if inside else None, norm=norms[1]))
+                links.append(Link(linears[1], last + 1, skip=last))
+            else:
+                read = last > 0 and not residual and (active or last > 1)
+                links.append(Link(linears[0], last, read, context=None if last else context, before=norms[0]))
+        outputs = torch.arange(links[-1].linear.out_features)
+        return ForeignNetwork(tuple(links), elementwise(activation), rows(outputs), first)
+
+    contexts = (None,) if context is None else (lambda given: activation(context(given)), context)
+    insides = (True, False) if context is not None and residual else (False,)
+    return tuple(starmap(connected, product((True, False), contexts, insides)))
 
 
 @dataclass(frozen=True)
@@ -116,20 +161,16 @@ class Structure:
 
 def structure(net: ForeignNetwork) -> Structure | None:
     """The structure of a network; None if its masks are not autoregressive in any order."""
-    masks = [link.mask.cpu() for link in net.links]
-    if not masks:
+    if not net.links:
         natural = torch.arange(net.length)
         return Structure(natural, (natural,), ())
-    masks[0] = masks[0][:, net.columns]
-    order = _order(_dependencies(net, masks))
+    reads = _reads(net)
+    order = _order(reads.pop()[net.rows.cpu()].any(1))
     if order is None:
         return None
-    position = torch.argsort(order)
-    degrees = _degrees(net, masks, position + 1)
-    highest = torch.where(masks[-1], degrees[-1], 0).amax(1)[net.rows.cpu()]
-    if bool((highest > position[:, None]).any()):
-        return None
-    units = (order, *(torch.argsort(d, stable=True) for d in degrees[1:]))
+    position = torch.argsort(order) + 1
+    degrees = [torch.where(read, position, 0).amax(1) for read in reads]  # of a unit: the largest that it reads
+    units = tuple(torch.argsort(d, stable=True) for d in degrees)
     ends = []
     for degree, index in zip(degrees, units, strict=True):
         ranked = degree[index].tolist()
@@ -137,17 +178,33 @@ def structure(net: ForeignNetwork) -> Structure | None:
     return Structure(order, units, tuple(ends))
 
 
-def _dependencies(net: ForeignNetwork, masks: list[Tensor]) -> Tensor:
-    """[feature, feature]: whether the parameters of one feature depend on the other."""
-    reads = [torch.eye(net.length, dtype=torch.float32)]  # per node: [unit, feature]
-    for link, mask in zip(net.links, masks, strict=True):
-        new = (mask.float() @ reads[link.source] > 0).float()
-        reads.append(new if link.skip is None else torch.maximum(new, reads[link.skip]))
-    return reads[-1][net.rows.cpu()].any(1)
+def _reads(net: ForeignNetwork) -> list[Tensor]:
+    """For each node, [unit, feature]: whether the unit depends on the feature.
+
+    A node that adds a skip shares the units of the node that is added: a unit that depends on a feature in one
+    of them counts as dependent in all.
+    """
+    shared = [0]  # the first node of the residual stream that each node is part of
+    for i, link in enumerate(net.links, start=1):
+        shared.append(i if link.skip is None else shared[link.skip])
+    masks = [link.mask.cpu().bool().float() for link in net.links]
+    masks[0] = masks[0].narrow(1, net.first, net.length)
+    reads = [torch.eye(net.length, dtype=torch.bool), *(torch.zeros(len(m), net.length) > 0 for m in masks)]
+    changed = True
+    while changed:
+        changed = False
+        for node, link, mask in zip(shared[1:], net.links, masks, strict=True):
+            new = reads[node] | (mask @ reads[shared[link.source]].float() > 0)
+            changed |= not torch.equal(new, reads[node])
+            reads[node] = new
+    return [reads[i] for i in shared]
 
 
 def _order(depends: Tensor) -> Tensor | None:
-    """An order in which each feature depends on earlier ones only; the natural order if it is one."""
+    """An order in which each feature depends on earlier ones only; the natural order if it is one.
+
+    depends: [feature, feature], whether the parameters of one depend on the other.
+    """
     if not bool(depends.triu().any()):
         return torch.arange(len(depends))
     while True:  # add indirect dependencies: then each feature has more of them than any that it depends on
@@ -157,55 +214,28 @@ def _order(depends: Tensor) -> Tensor | None:
         depends = wider
 
 
-def _degrees(net: ForeignNetwork, masks: list[Tensor], features: Tensor) -> list[Tensor]:
-    """Degrees of the units of each node except the head: a unit's degree is the largest that it reads.
-
-    A node that adds a skip shares the units, and so the degrees, of the node that is added.
-    """
-    shared = [0]  # the first node of the residual stream that each node is part of
-    for i, link in enumerate(net.links[:-1], start=1):
-        shared.append(i if link.skip is None else shared[link.skip])
-    degrees = [features, *(torch.zeros(len(mask), dtype=torch.long) for mask in masks[:-1])]
-    raised = True
-    while raised:
-        raised = False
-        for i, (link, mask) in enumerate(zip(net.links[:-1], masks[:-1], strict=True), start=1):
-            read = torch.where(mask, degrees[shared[link.source]], 0).amax(1)
-            new = torch.maximum(read, degrees[shared[i]])
-            raised |= not torch.equal(new, degrees[shared[i]])
-            degrees[shared[i]] = new
-    return [degrees[i] for i in shared]
-
-
 def pack(net: ForeignNetwork, known: Structure) -> MaskedNetwork:
     """The network as plain data, its units sorted by degree."""
     assert net.activation is not None
-    stages = []
-    units = [index.to(net.links[0].linear.weight.device) for index in known.units]
-    *hidden, last = net.links
+    device = net.links[0].linear.weight.device
+    units = [index.to(device) for index in known.units]
+
+    def sort(link: Link, new: Tensor) -> tuple[Tensor, Tensor]:
+        weight, bias = link.folded()
+        weight = weight.narrow(1, net.first, net.length) if link.source == 0 else weight
+        return weight[new][:, units[link.source]], bias[new, None]
+
+    stages = list[Stage]()
     with torch.no_grad():
-        for i, link in enumerate(hidden):
-            weight, bias = link.folded()
-            weight = weight[:, net.columns] if i == 0 else weight
+        for link, new, ends in zip(net.links[:-1], units[1:], known.ends[1:], strict=True):
             norm = None
             if link.norm is not None:
-                factor, offset = (v[units[i + 1], None] for v in _affine(link.norm))
-                norm = factor, offset
-            stages.append(
-                Stage(
-                    weight=weight[units[i + 1]][:, units[link.source]],
-                    bias=bias[units[i + 1], None],
-                    source=link.source,
-                    activated=link.activated,
-                    skip=link.skip,
-                    ends=known.ends[i + 1],
-                    norm=norm,
-                )
-            )
-        weight, bias = last.folded()
-        rows = net.rows.to(weight.device)[units[0]].flatten()
-        head = weight[rows][:, units[last.source]]
-    return MaskedNetwork(net.length, tuple(stages), head, bias[rows, None], net.activation, last.activated)
+                factor, offset = _affine(link.norm)
+                norm = factor[new, None], offset[new, None]
+            stages.append(Stage(*sort(link, new), link.source, link.activated, link.skip, ends, norm))
+        head, head_bias = sort(net.links[-1], net.rows.to(device)[units[0]].flatten())
+    activated = net.links[-1].activated
+    return MaskedNetwork(net.length, tuple(stages), head, head_bias, net.activation, activated)
 
 
 def _affine(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:

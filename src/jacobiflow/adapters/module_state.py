@@ -14,7 +14,6 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 _Dropout = nn.modules.dropout._DropoutNd
 _BatchNorm = nn.modules.batchnorm._BatchNorm
-_NOISY = (_BatchNorm, _Dropout)
 _HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
@@ -42,39 +41,30 @@ class State:
                 self.bare = False
                 self.hooked |= not all(isinstance(h, WeightNorm) for h in m._forward_pre_hooks.values())
 
-    @property
-    def obstacle(self) -> str | None:
-        """Why only the original is right."""
+    def obstacle(self, device: torch.device) -> str | None:
+        """Why only the original is right, now and in this mode of torch."""
+        if forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
+            return "forward-mode derivatives or a torch.func transform"
+        if torch.is_autocast_enabled(device.type):
+            return "autocast"
+        if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+            return "it is traced or compiled"
         if self.hooked:
             return "hooks or a replaced forward method"
         return "train mode with dropout or batch norm" if self.noisy else None
-
-
-def only_original(device: torch.device) -> str | None:
-    """Why only the original is right in this mode of torch; None: ours is too."""
-    if forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
-        return "forward-mode derivatives or a torch.func transform"
-    if torch.is_autocast_enabled(device.type):
-        return "autocast"
-    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
-        return "it is traced or compiled"
-    return None
 
 
 class Snapshot:
     """The tensors, layers and modes that a module has now, for a later evaluation."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._slots: list[tuple[dict[str, Any], str, Any]] = []
-        self._noisy = [m for m in module.modules() if isinstance(m, _NOISY)]
-        for m in module.modules():
-            stores: tuple[dict[str, Any], ...] = (m._parameters, m._buffers, m._modules)
-            for store in stores:
-                self._slots += [(store, name, value) for name, value in store.items() if value is not None]
+        self._noisy = [m for m in module.modules() if isinstance(m, _BatchNorm | _Dropout)]
+        stores = [store for m in module.modules() for store in (m._parameters, m._buffers, m._modules)]
+        self._stores: list[tuple[dict[str, Any], dict[str, Any]]] = [(store, dict(store)) for store in stores]
         self._marks = self._look()
 
     def _look(self) -> list[tuple[int, int]]:
-        tensors = [t for _, _, t in self._slots if isinstance(t, Tensor)]
+        tensors = [t for _, then in self._stores for t in then.values() if isinstance(t, Tensor)]
         return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 
     @contextmanager
@@ -85,16 +75,17 @@ class Snapshot:
                 "weights were overwritten between sampling and the backward pass: "
                 "call backward before the optimiser's step, or sample again"
             )
-        others = [(s, name, s.get(name), value) for s, name, value in self._slots if s.get(name) is not value]
+        now = [dict(store) for store, _ in self._stores]
         training = [m for m in self._noisy if m.training]  # sampling took place in eval mode
         try:
-            for store, name, _, value in others:
-                store[name] = value
+            for store, then in self._stores:
+                store.update(then)
             for m in training:
                 m.training = False
             yield
         finally:
-            for store, name, now, _ in others:
-                store[name] = now
+            for (store, _), values in zip(self._stores, now, strict=True):
+                store.clear()
+                store.update(values)
             for m in training:
                 m.training = True

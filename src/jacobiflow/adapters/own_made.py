@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, pairwise
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,14 +56,6 @@ class OwnMADE(nn.Module):
                 raise ValueError(f"a mask has shape {shapes[0]}: give it the shape {shapes[1]} of its weight")
         self.masks = tuple((names[id(layer)], mask) for layer, mask in masks)  # by name: copies have others
 
-    def linears(self) -> tuple[tuple[nn.Linear, Tensor | None], ...]:
-        """The linear layers of the network from input to output, and masks that are not their own."""
-        if self.masks:
-            return tuple(
-                (cast(nn.Linear, self.params.get_submodule(name)), mask) for name, mask in self.masks
-            )
-        return tuple((m, None) for m in self.params.modules() if isinstance(m, nn.Linear))
-
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """z [n, T] of x [n, T], and log |dz/dx| [n]."""
         z, log_slope = self.bijector.forward(x[..., None], self.params(x, context))
@@ -85,22 +76,17 @@ class OwnMADE(nn.Module):
 
     def networks(self) -> tuple[ForeignNetwork, ...]:
         """How the layers may be connected: outputs by feature or by parameter, or in an unknown way."""
-        linears, masks = zip(*self.linears(), strict=True) if self.linears() else ((), ())
-        width = self.features + self.context
-        unknown = ForeignNetwork(
-            self.features, (), None, torch.zeros(self.features, self.bijector.params, dtype=torch.long)
-        )
-        if (
-            len(linears) < 2
-            or any(a.out_features != b.in_features for a, b in pairwise(linears))
-            or (linears[0].in_features, linears[-1].out_features) != (width, unknown.rows.numel())
-            or not (self.masks or all(map(is_masked_linear, linears)))
-        ):
-            return (unknown,)
-        links = tuple(Link(layer, i, i > 0, given=masks[i]) for i, layer in enumerate(linears))
-        rows, active = torch.arange(unknown.rows.numel()), elementwise(self.activation)
-        by_feature = ForeignNetwork(self.features, links, active, rows.view(self.features, -1))
-        return by_feature, ForeignNetwork(self.features, links, active, rows.view(-1, self.features).T)
+        linears: list[tuple[Any, Tensor | None]] = [(self.params.get_submodule(name), m) for name, m in self.masks]
+        linears = linears or [(m, None) for m in self.params.modules() if isinstance(m, nn.Linear)]
+        rows = torch.arange(self.features * self.bijector.params)
+        by_feature, by_parameter = rows.view(self.features, -1), rows.view(-1, self.features).T
+        widths = [self.features + self.context, *(layer.out_features for layer, _ in linears)]
+        chain = widths[-1] == len(rows) and all(a.in_features == w for (a, _), w in zip(linears, widths, strict=False))
+        masked = self.masks or all(is_masked_linear(layer) for layer, _ in linears)
+        if len(linears) < 2 or not chain or not masked:
+            return (ForeignNetwork((), None, by_feature),)
+        links = tuple(Link(layer, i, i > 0, given=mask) for i, (layer, mask) in enumerate(linears))
+        return tuple(ForeignNetwork(links, elementwise(self.activation), r) for r in (by_feature, by_parameter))
 
 
 class Inverse(Patch):
@@ -113,23 +99,20 @@ class Inverse(Patch):
         return isinstance(item, OwnMADE)
 
     def describe(self, module: Any) -> TransformSpec:
-        known = {id(p) for p in module.parameters()}
+        like = next(module.parameters(), torch.zeros(()))
+        x, context = like.new_zeros(2, module.features), like.new_zeros(2, module.context) if module.context else None
+        constant = {name: p.detach() for name, p in module.params.named_parameters()}
         with torch.enable_grad():
-            like = next(module.parameters(), torch.zeros(()))
-            context = like.new_zeros(2, module.context) if module.context else None
-            theta = module.params(like.new_zeros(2, module.features), context)
-        if not known >= {id(leaf) for leaf in _leaves(theta.grad_fn)}:
-            raise Declined("its function has weights outside of modules: put them into a module")
+            if torch.func.functional_call(module.params, constant, (x, context)).requires_grad:
+                raise Declined("its function has weights outside of modules: put them into a module")
 
         def twin(theta: Theta, width: int) -> tuple[Map, Map]:
-            small = variant(module, features=width)
-            vars(small)["params"] = lambda x, context: theta(x)
+            small = variant(module, features=width, params=lambda x, context: theta(x))
             return small.forward, lambda z: type(small).inverse(small, z)
 
         return TransformSpec(
-            length=module.features,
-            passes=module.features,
             module=module,
+            passes=module.features,
             contexts=(module.context,),
             theta=module.params,
             maps=(module.bijector,),
@@ -141,18 +124,6 @@ class Inverse(Patch):
     def __call__(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         solved = self.solved(Call(z, context, lambda z: self.original()(z, context)))
         return self.original()(z, context) if solved is None else solved
-
-
-def _leaves(node: Any) -> Iterator[Tensor]:
-    """The leaves of an autograd graph."""
-    todo, seen = [node], set[Any]()
-    while todo:
-        if (node := todo.pop()) is None or node in seen:
-            continue
-        seen.add(node)
-        todo += [inner for inner, _ in node.next_functions]
-        if hasattr(node, "variable"):
-            yield node.variable
 
 
 class _Same:
@@ -180,7 +151,7 @@ class _Function(nn.Module):
         training = [m.training for m in first.modules()]
         first.train(self.training)
         try:
-            tensors = dict(chain(self.named_parameters(), self.named_buffers()))
+            tensors = dict(self.named_parameters()) | dict(self.named_buffers())
             return torch.func.functional_call(first, tensors, (x, context))  # type: ignore[no-any-return]
         finally:
             for m, mode in zip(first.modules(), training, strict=True):

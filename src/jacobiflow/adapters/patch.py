@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from jacobiflow.adapters import race
-from jacobiflow.adapters.inverter import KERNELS, Solution, TransformInverter
-from jacobiflow.adapters.module_state import State, only_original
+from jacobiflow.adapters.inverter import KERNELS, Packed, Solution, TransformInverter
+from jacobiflow.adapters.module_state import State
 from jacobiflow.adapters.recognise import verify
 from jacobiflow.adapters.transform_spec import Declined, NothingToGain, TransformSpec
 from jacobiflow.flows.weights import tensors_of
@@ -42,20 +42,20 @@ class Tally:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the inverse: noise z [n, T], context [n, C] or [1, C], and what else its time depends on."""
+    """A call of the inverse: noise z [n, T], context [n, C] or [1, C], and the original of it."""
 
     z: Tensor
     context: Tensor | None
     original: Callable[[Tensor], Any]  # of z
-    finish: Callable[[Tensor], Any] = id  # what the caller does with x
 
 
 class Patch:
     """Replaces a method of `owner`. It is pickled and copied with its owner, and holds no weights."""
 
     method: ClassVar[str]
+    whole: ClassVar[bool] = False  # whether `module` itself computes parameters, not only its children
 
-    def __init__(self, owner: Any, tol: float, tally: Tally | None = None) -> None:
+    def __init__(self, owner: Any, tol: float = 0.0, tally: Tally | None = None) -> None:
         self.owner, self.tol, self.tally = owner, tol, tally or Tally()
         before = vars(owner).get(self.method)  # set on the object, not by its class
         self.before: Any = before.before if isinstance(before, Patch) else before
@@ -71,10 +71,6 @@ class Patch:
         """The module that holds all weights; a method of its own may be replaced by this patch."""
         return self.owner  # type: ignore[no-any-return]
 
-    def parts(self) -> Iterable[nn.Module]:
-        """The modules that compute parameters."""
-        return self.module.children()
-
     def describe(self, module: nn.Module) -> TransformSpec:
         """What the owner is with the weights of `module`. Raises Declined if it cannot be accelerated."""
         raise NotImplementedError
@@ -84,7 +80,7 @@ class Patch:
         spec = self.describe(self.module)
         if spec.passes <= FEW_PASSES:
             raise NothingToGain(f"its own inverse takes {spec.passes} passes")
-        return spec if State(self.parts()).hooked else verify(self.module, self.describe)
+        return spec if self.state().hooked else verify(self.module, self.describe)
 
     def original(self) -> Callable[..., Any]:
         """The method that is replaced."""
@@ -108,42 +104,43 @@ class Patch:
             self.shared = TransformInverter(self.spec())
         return self.shared
 
-    def pass_on(self, transform: Any, patch: type[Patch]) -> Any:
-        """Accelerate a transform that the owner has made, with the owner's inverter."""
-        made = patch(transform, self.tol, self.tally)
-        made.shared = self.inverter()
-        made.install()
-        return transform
-
     def now(self) -> tuple[str, str]:
         """What runs now, and why nothing faster does."""
         try:
-            inverter, state = self.inverter(), State(self.parts())
-            obstacle = only_original(inverter.spec.like.device) or state.obstacle
-            if obstacle is None and not inverter.memo.fresh(state.tensors, partial(self._pack, state)):
-                obstacle = "its masks are not autoregressive in any order"
+            inverter, state = self.inverter(), self.state(self.inverter().spec.like.device)
+            packed = inverter.memo.fresh(state.tensors, partial(self._pack, state))
+            if isinstance(packed, str):
+                raise Declined(packed)
         except Declined as reason:
-            obstacle = str(reason)
-        if obstacle is not None:
-            return race.ORIGINAL, obstacle
-        ways = (self.tally.last,) if self.tally.last in inverter.ways else inverter.ways
+            return race.ORIGINAL, str(reason)
         if self.tally.last == race.ORIGINAL:
             return race.ORIGINAL, self.tally.reason
-        return " or ".join(ways), "" if KERNELS in ways else inverter.slower()
+        ways = (self.tally.last,) if self.tally.last in packed.ways else packed.ways
+        return " or ".join(ways), "" if KERNELS in ways else packed.slower()
 
-    def _pack(self, state: State) -> bool:
+    def state(self, device: torch.device | None = None) -> State:
+        """The state of what computes parameters. With `device`, raises Declined if only the original is right."""
+        state = State((self.module,) if self.whole else self.module.children())
+        if device is not None and (obstacle := state.obstacle(device)):
+            raise Declined(obstacle)
+        return state
+
+    def _pack(self, state: State) -> Packed | str:
+        """The transform as it is now, or why only the original is right."""
         try:
             return self.inverter().pack(state, verify(self.module, self.describe))
-        except Declined:
-            return False
+        except Declined as reason:
+            return str(reason)
 
     def solved(self, call: Call) -> tuple[Tensor, Tensor] | None:
         """x [n, T] with z [n, T] = f(x), and log |dx/dz| [n]. None: call the original, because ours does not
         apply or is not faster."""
-        (way, found), z = self._attempt(call), call.z
-        if not isinstance(found, Solution):
-            self.tally.count(race.ORIGINAL, found)
+        try:
+            way, found = self._attempt(call)
+        except Declined as reason:
+            self.tally.count(race.ORIGINAL, str(reason))
             return None
+        z = call.z
         self.tally.count(way, "", len(z), max(self.inverter().spec.passes - found.passes, 0))
         if found.lost:
             wider = "" if z.dtype is torch.float64 else "try float64, or "
@@ -155,79 +152,87 @@ class Patch:
             )
         return found.x, found.log_det
 
-    def _attempt(self, call: Call, way: str | None = None) -> tuple[str, Solution | str]:
-        """What ran, and the solution; or why the original must run. way: the one to take, if it is known."""
-        z, context = call.z, call.context
-        try:
-            inverter = self.inverter()
-        except Declined as reason:
-            return race.ORIGINAL, str(reason)
+    def _attempt(self, call: Call, way: str | None = None) -> tuple[str, Solution]:
+        """What ran, and the solution. Raises Declined where the original must run. way: the one to take."""
+        inverter, (z, context) = self.inverter(), (call.z, call.context)
         given = chain((z, *(() if context is None else (context,))), tensors_of(self.module))
         gradients = torch.is_grad_enabled() and any(t.requires_grad for t in given)
         key = (inverter.signature, len(z).bit_length(), gradients, z.dtype, z.device, torch.get_num_threads())
         way, as_fast = way or race.winner(key), "it is as fast" + " with gradients" * gradients
         if way == race.ORIGINAL:
-            return way, as_fast
-        state = State(self.parts())
-        if obstacle := only_original(z.device) or state.obstacle:
-            return race.ORIGINAL, obstacle
+            raise Declined(as_fast)
+        state = self.state(z.device)
 
-        def use(packed: bool) -> tuple[str, Solution | str]:
-            if not packed:
-                return race.ORIGINAL, "its masks are not autoregressive in any order"
-            if not inverter.fits(z, context):
-                return race.ORIGINAL, "inputs or context of another shape, dtype or device"
-            chosen = way if way in inverter.ways else self._race(key, call, gradients)
+        def use(packed: Packed | str) -> tuple[str, Solution]:
+            if isinstance(packed, str):
+                raise Declined(packed)
+            if not packed.fits(z, context):
+                raise Declined("inputs or context of another shape, dtype or device")
+            chosen = way if way in packed.ways else self._race(key, packed, call, gradients)
             if chosen == race.ORIGINAL:
-                return chosen, as_fast
-            return chosen, inverter.solve(z, context, self.tol, chosen)
+                raise Declined(as_fast)
+            return chosen, packed.solve(z, context, self.tol, chosen)
 
         return inverter.memo.solve(((None, state.tensors),), partial(self._pack, state), use)
 
-    def _race(self, key: Hashable, call: Call, gradients: bool) -> str:
+    def _race(self, key: Hashable, packed: Packed, call: Call, gradients: bool) -> str:
         """The fastest way for these rows, gradients included."""
         weights = [p for p in self.module.parameters() if p.requires_grad]
 
-        def timed(run: Callable[[Tensor], Any]) -> race.Work:
-            def once() -> None:
-                leaf = call.z.detach().requires_grad_(gradients)
-                found = run(leaf)
-                if gradients:
-                    total = sum(t.sum() for t in (found if isinstance(found, tuple) else (found,)))
-                    torch.autograd.grad(total, [leaf, *weights], allow_unused=True)
-
-            return once
+        def timed(run: Callable[[Tensor], Any]) -> None:
+            leaf = call.z.detach().requires_grad_(gradients)
+            found = run(leaf)
+            if gradients:
+                total = sum(t.sum() for t in (found if isinstance(found, tuple) else (found,)))
+                torch.autograd.grad(total, [leaf, *weights], allow_unused=True)
 
         def ours(way: str, z: Tensor) -> tuple[Tensor, Tensor]:
-            _, found = self._attempt(replace(call, z=z), way)
-            assert isinstance(found, Solution)
-            call.finish(found.x)
-            return found.x, found.log_det
+            return self._attempt(replace(call, z=z), way)[1][:2]
 
         def one_pass(z: Tensor) -> tuple[Tensor, Tensor]:
-            block, x = self.inverter().bind(call.context), z.unsqueeze(-1)
-            return block.sweep(x, x)
+            return packed.bind(call.context).sweep(z[..., None], z[..., None])
 
-        ways = {way: timed(partial(ours, way)) for way in self.inverter().ways}
-        return race.run(key, ways, timed(call.original), timed(one_pass), self.inverter().spec.passes)
+        ways = {way: partial(timed, partial(ours, way)) for way in packed.ways}
+        return race.run(key, ways, partial(timed, call.original), partial(timed, one_pass), packed.spec.passes)
 
     def solved_batch(self, call: Call) -> tuple[Tensor, Tensor] | None:
         """As `solved` for z [..., T] and context [..., C], whose leading dimensions broadcast."""
-        y, context, rows = call.z, call.context, None
-        shape = y.shape
+        z, context = call.z, call.context
         if context is not None:
             try:
-                batch = torch.broadcast_shapes(shape[:-1], context.shape[:-1])  # type: ignore[no-untyped-call]
+                batch = torch.broadcast_shapes(z.shape[:-1], context.shape[:-1])  # type: ignore[no-untyped-call]
             except RuntimeError:
                 return None
-            shape, rows = torch.Size((*batch, shape[-1])), context.reshape(-1, context.shape[-1])
-            if len(rows) > 1:  # one row is the context of all
-                rows = context.expand(*batch, -1).reshape(-1, context.shape[-1])
-        flat = y.expand(shape).reshape(-1, shape[-1])
-        solution = self.solved(
-            Call(flat, rows, lambda z: call.original(z.view(shape)), lambda x: call.finish(x.view(shape)))
-        )
+            z = z.expand(*batch, -1)
+            if context.shape[:-1].numel() > 1:  # one row is the context of all
+                context = context.expand(*batch, -1)
+            context = context.reshape(-1, context.shape[-1])
+        shape = z.shape
+        solution = self.solved(Call(z.reshape(-1, shape[-1]), context, lambda rows: call.original(rows.view(shape))))
         return None if solution is None else (solution[0].view(shape), solution[1].view(shape[:-1]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "shared": None}
+
+
+class FactoryPatch(Patch):
+    """Replaces a method that makes transforms: each of them is accelerated, with the inverter of the owner."""
+
+    made: ClassVar[type[Patch]]  # the patch of what is made
+
+    def make(self, module: Any) -> Any:
+        """What the method makes with the weights of `module`, for any context."""
+        raise NotImplementedError
+
+    def describe(self, module: nn.Module) -> TransformSpec:
+        made = self.make(module)
+        if not self.made.matches(made):
+            raise Declined(f"it makes a {type(made).__name__}")
+        return self.made(made).describe(module)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        transform = self.original()(*args, **options)
+        patch = self.made(transform, self.tol, self.tally)
+        patch.shared = self.inverter()
+        patch.install()
+        return transform

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 from torch.distributions import Transform
 
 from jacobiflow.adapters.maps import ClampedAffine, StableAffine
-from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
-from jacobiflow.adapters.patch import Call, Patch
-from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, own_map, parts, variant
+from jacobiflow.adapters.masked import networks
+from jacobiflow.adapters.patch import Call, FactoryPatch, Patch
+from jacobiflow.adapters.transform_spec import Map, Theta, TransformSpec, own_map, parts, variant
 from jacobiflow.core.bijectors import Bijector
 
 NETWORK = {"layers", "skip_layer", "f", "input_dim", "context_dim", "param_dims"}
@@ -22,9 +21,9 @@ SPLINE = {"count_bins", "bound", "order"}
 
 
 class Inverse(Patch):
-    """`transform._inverse(y)`. The transform caches the log-determinant at the returned point."""
+    """`transform._inverse(y)`. The transform keeps the log-determinant until it is asked for."""
 
-    method = "_inverse"
+    method, whole = "_inverse", True
 
     @classmethod
     def matches(cls, item: Any) -> bool:
@@ -38,19 +37,20 @@ class Inverse(Patch):
     def module(self) -> nn.Module:
         return _bound(self.owner)[0]  # type: ignore[no-any-return]
 
-    def parts(self) -> Iterable[nn.Module]:
-        return (self.module,)
-
     def describe(self, net: Any) -> TransformSpec:
-        network = _network(net)
+        activation = net.f if net.skip_layer is None else None  # with a skip, layers only give the right order
+
+        def theta(x: Tensor, context: Tensor | None) -> Tensor:
+            raw = net(x) if context is None else net(x, context)  # [n, T] or [n, P_i, T] per kind of parameter
+            return torch.cat([p.unsqueeze(-2) if p.ndim == x.ndim else p for p in raw], -2).transpose(-1, -2)
+
         return TransformSpec(
-            length=net.input_dim,
-            passes=net.input_dim,
             module=net,
+            passes=net.input_dim,
             contexts=(net.context_dim,),
-            theta=lambda x, context: _theta(net(x) if context is None else net(x, context), x),
+            theta=theta,
             maps=(self._map(),),
-            networks=(network,),
+            networks=networks(net.layers, activation, lambda r: r.view(-1, net.input_dim).T, first=net.context_dim),
             twin=self._twin,
             options=[(k, v) for k, v in vars(self.owner).items() if k in AFFINE],
         )
@@ -67,33 +67,37 @@ class Inverse(Patch):
         dims = _bound(self.owner)[0].param_dims
 
         def arn(x: Tensor) -> tuple[Tensor, ...]:
-            return _parts(theta(x), dims)
+            kinds = torch.split(theta(x).transpose(-1, -2), dims, -2)
+            return tuple(p.squeeze(-2) for p in kinds) if set(dims) == {1} else kinds
 
         arn.permutation = range(width)  # type: ignore[attr-defined]
-        small = variant(self.owner, arn=arn)
-        if isinstance(vars(small).get(self.method), Patch):
-            vars(small)[self.method] = self.original().__func__.__get__(small)  # type: ignore[attr-defined]
+        small, inverse = variant(self.owner, arn=arn), self.original().__func__  # type: ignore[attr-defined]
         if "spline" in self.owner._modules:
             vars(small)["spline"] = variant(self.owner.spline, nn=arn, input_dim=width)
 
         def log_det() -> Tensor:
-            cached: Tensor = vars(small).get("_cached_log_scale", vars(small).get("_cache_log_detJ"))
-            return cached.sum(-1)
+            return vars(small)[self._kept].sum(-1)  # type: ignore[no-any-return]
 
-        return lambda x: (small._call(x), log_det()), lambda z: (small._inverse(z), -log_det())
+        return lambda x: (small._call(x), log_det()), lambda z: (inverse(small, z), -log_det())
+
+    @property
+    def _kept(self) -> str:
+        """The attribute that keeps log-derivatives, which `log_abs_det_jacobian` adds up."""
+        return "_cache_log_detJ" if "spline" in self.owner._modules else "_cached_log_scale"
 
     def __call__(self, y: Tensor) -> Tensor:
-        solution = self.solved_batch(Call(y, _bound(self.owner)[1], self.original(), self.owner._call))
+        solution = self.solved_batch(Call(y, _bound(self.owner)[1], self.original()))
         if solution is None or solution[0].shape != y.shape:
             return self.original()(y)  # type: ignore[no-any-return]
-        self.owner._call(solution[0])
+        # Not by a forward pass: where the map is steep, rounding of x would spoil the log-determinant.
+        setattr(self.owner, self._kept, -solution[1].unsqueeze(-1))
         return solution[0]
 
 
-class Condition(Patch):
-    """`transform.condition(context)`, which returns a transform: that one is accelerated."""
+class Condition(FactoryPatch):
+    """`transform.condition(context)`, which returns a transform."""
 
-    method = "condition"
+    method, whole, made = "condition", True, Inverse
 
     @classmethod
     def matches(cls, item: Any) -> bool:
@@ -104,17 +108,8 @@ class Condition(Patch):
     def module(self) -> nn.Module:
         return self.owner.nn  # type: ignore[no-any-return]
 
-    def parts(self) -> Iterable[nn.Module]:
-        return (self.module,)
-
-    def describe(self, net: Any) -> TransformSpec:
-        made = self.original()(torch.zeros(net.context_dim))
-        if not Inverse.matches(made):
-            raise Declined(f"it is conditioned to a {type(made).__name__}")
-        return Inverse(made, 0.0).describe(net)
-
-    def __call__(self, context: Tensor) -> Any:
-        return self.pass_on(self.original()(context), Inverse)
+    def make(self, module: Any) -> Any:
+        return self.original()(torch.zeros(module.context_dim))
 
 
 def _bound(owner: Any) -> tuple[Any, Tensor | None]:
@@ -123,27 +118,3 @@ def _bound(owner: Any) -> tuple[Any, Tensor | None]:
     if isinstance(arn, functools.partial):
         return arn.func, arn.keywords["context"]
     return arn, None
-
-
-def _theta(raw: Any, x: Tensor) -> Tensor:
-    """theta [n, T, P] of what the network returns, a tensor [n, T] or [n, P_i, T] per kind of parameter."""
-    parts = [p.unsqueeze(-2) if p.ndim == x.ndim else p for p in raw]
-    return torch.cat(parts, -2).transpose(-1, -2)
-
-
-def _parts(theta: Tensor, dims: list[int]) -> tuple[Tensor, ...]:
-    """What the network returns for theta [n, T, P]."""
-    parts = torch.split(theta.transpose(-1, -2), dims, -2)
-    return tuple(p.squeeze(-2) for p in parts) if set(dims) == {1} else parts
-
-
-def _network(net: Any) -> ForeignNetwork:
-    """Linear layers with activations between. With a skip from input to output they cannot be packed, but
-    they give the right order."""
-    layers = (*net.layers, *(() if net.skip_layer is None else (net.skip_layer,)))
-    if not all(is_masked_linear(layer) for layer in layers):
-        raise Declined("its network has layers that are not masked linear layers")
-    links = [Link(layer, i, i > 0) for i, layer in enumerate(net.layers)]
-    rows = torch.arange(links[-1].linear.out_features).view(-1, net.input_dim).T
-    activation = elementwise(net.f) if net.skip_layer is None else None
-    return ForeignNetwork(net.input_dim, tuple(links), activation, rows, first=net.context_dim)

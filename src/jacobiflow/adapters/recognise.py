@@ -37,18 +37,16 @@ _tested = WeakKeyDictionary()
 def verify(module: nn.Module, describe: Callable[[nn.Module], TransformSpec]) -> TransformSpec:
     """describe(module) with the candidates that reproduce the transform. Raises Declined if none do.
 
-    The result is kept until a class or an option of a layer changes, and holds for every module of the same
-    classes, options, shapes and buffers. Weights do not matter: networks are compared with random ones. The
-    test evaluates copies, in eval mode and without gradients: the module, its buffers and torch's generator
-    stay as they are.
+    The result is kept until a class or an option of a layer changes, and holds for every module of the same classes,
+    options, shapes and buffers. Weights do not matter: networks are compared with random ones. The test evaluates
+    copies, in eval mode and without gradients: the module, its buffers and torch's generator stay as they are.
     """
     spec = describe(module)
     about = spec.options, [(type(m), _options(m)) for m in module.modules()]
     known = _tested.get(module)
     if known is None or known[0] != about:
-        known = next(
-            (v for other, v in list(_tested.items()) if v[0] == about and _alike(other, module)), None
-        )
+        others = ((other, v) for other, v in list(_tested.items()) if v[0] == about)
+        known = next((v for other, v in others if all(map(_equal, other.buffers(), module.buffers()))), None)
     if known is None:
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
             draw = torch.Generator().manual_seed(0)
@@ -61,24 +59,17 @@ def verify(module: nn.Module, describe: Callable[[nn.Module], TransformSpec]) ->
     return replace(spec, maps=(spec.maps[bijector],), networks=(network,), contexts=contexts)
 
 
-def _alike(a: nn.Module, b: nn.Module) -> bool:
-    """Whether two modules have the same shapes and buffers."""
-    shapes = [[p.shape for p in m.parameters()] for m in (a, b)]
-    buffers = [list(m.buffers()) for m in (a, b)]
-    equal = len(buffers[0]) == len(buffers[1]) and all(map(_equal, *buffers))
-    return shapes[0] == shapes[1] and equal
-
-
 def _equal(a: Tensor, b: Tensor) -> bool:
     return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _options(m: nn.Module) -> dict[str, Any]:
-    """The numbers, words and functions among the attributes of a module."""
+def _options(m: nn.Module) -> tuple[dict[str, Any], list[Any]]:
+    """The numbers, words and functions among the attributes of a module, and the shapes of its tensors."""
     plain = (bool, int, float, str, type(None))
     functions = (types.FunctionType, types.BuiltinFunctionType, functools.partial)
     values = {k: id(v) if isinstance(v, functions) else v for k, v in vars(m).items() if k != "training"}
-    return {k: v for k, v in values.items() if isinstance(v, plain)}
+    shapes = [[t is not None and t.shape for t in store.values()] for store in (m._parameters, m._buffers)]
+    return {k: v for k, v in values.items() if isinstance(v, plain)}, shapes
 
 
 def _copied(module: nn.Module, draw: torch.Generator | None, copies: dict[int, nn.Module]) -> Any:
@@ -136,10 +127,10 @@ def _choose_network(spec: TransformSpec, draw: torch.Generator) -> tuple[int | N
 
 def _check_layers(network: ForeignNetwork, draw: torch.Generator) -> None:
     """Decline layers that are not the masked linear maps that they look like."""
-    for link in (link for link in network.links if link.given is None):
-        weight, bias = link.masked()
-        x = 10 * torch.randn(ROWS, weight.shape[1], generator=draw, dtype=torch.float64)
-        if not _close(link.linear(x), F.linear(x, weight, bias), NETWORK_TOLERANCE):
+    for link in network.links:
+        x = 10 * torch.randn(ROWS, link.linear.in_features, generator=draw, dtype=torch.float64)
+        masked = F.linear(x, link.masked(), link.linear.bias)
+        if link.given is None and not _close(link.linear(x), masked, NETWORK_TOLERANCE):
             raise Declined(f"its {type(link.linear).__name__} layer is not a masked linear map")
 
 
@@ -150,12 +141,8 @@ def _computes(network: ForeignNetwork, x: Tensor, context: Tensor | None, theta:
         return False
     terms = {} if context is None else network.terms(context, known.units)
     packed = MaskedConditioner(pack(network, known), lambda x, context: theta, tuple, context, terms)
-    ordered = x[:, known.order, None]
-    cache = packed.new_cache(len(x))
-    ours = [packed.first(len(x))]
-    if network.length > 1:
-        ours.append(packed.params(ordered, 1, network.length - 1, cache))
-    return _close(torch.cat(ours, 1), theta[:, known.order], NETWORK_TOLERANCE)
+    rest = packed.params(x[:, known.order, None], 1, network.length - 1, packed.new_cache(len(x)))
+    return _close(torch.cat((packed.first(len(x)), rest), 1), theta[:, known.order], NETWORK_TOLERANCE)
 
 
 def _check_order(spec: TransformSpec, x: Tensor, context: Tensor | None, theta: Tensor) -> None:
@@ -174,6 +161,17 @@ def _check_order(spec: TransformSpec, x: Tensor, context: Tensor | None, theta: 
 
 def _choose_map(spec: TransformSpec) -> int:
     """The first candidate that agrees with the transform's own forward and inverse methods."""
+
+    def agrees(ours: Bijector, inverse: bool, value: Tensor, theta: Tensor, new: Tensor, log_det: Tensor) -> bool:
+        if isinstance(ours, ForeignMap) and ours.features:
+            index = torch.arange(theta.shape[1]).expand(theta.shape[:2]).to(theta)
+            theta = torch.cat((theta, index[..., None]), -1)
+        found, log_slope = (ours.inverse if inverse else ours.forward)(value[..., None], theta)
+        same = _close(found[..., 0], new, MAP_TOLERANCE + 2 * spec.resolution)
+        if inverse and spec.resolution:  # the log-derivative of a bisection only serves as a unit
+            return same
+        return same and _close(log_slope.flatten(1).sum(1), log_det, MAP_TOLERANCE)
+
     try:
         expected = list(_expected(spec))
     except Declined:
@@ -181,7 +179,7 @@ def _choose_map(spec: TransformSpec) -> int:
     except Exception as error:  # whatever another library raises
         raise Declined(f"its methods fail on a small copy: {error}") from None
     for i, bijector in enumerate(spec.maps):
-        if all(_agrees(bijector, *case) for case in expected):
+        if all(agrees(bijector, *case) for case in expected):
             return i
     raise Declined("its forward and inverse methods differ from the elementwise maps that are known")
 
@@ -194,8 +192,7 @@ def _expected(spec: TransformSpec) -> Iterator[tuple[bool, Tensor, Tensor, Tenso
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
-    params = spec.network.rows.shape[1]
-    w = min(TWIN_FEATURES, spec.length)
+    params, w = spec.network.rows.shape[1], min(TWIN_FEATURES, spec.length)
     unit = 0.1 + 0.8 * torch.rand(ROWS, w, generator=draw, dtype=torch.float64)  # in the domain of any map
     # Parameters depend on earlier features: the inverse method must solve for all of them.
     base, direction = random(ROWS, w, params), random(w, params)
@@ -221,21 +218,3 @@ def _expected(spec: TransformSpec) -> Iterator[tuple[bool, Tensor, Tensor, Tenso
         except Exception:  # outside the domain, which unit values are not
             if value is unit:
                 raise
-
-
-def _agrees(
-    bijector: Bijector, inverse: bool, value: Tensor, theta: Tensor, new: Tensor, log_det: Tensor
-) -> bool:
-    """Whether a map gives this new value and log-determinant."""
-    resolution = 0.0
-    if isinstance(bijector, ForeignMap):
-        resolution = bijector.resolution
-        if bijector.features:
-            index = torch.arange(theta.shape[1]).expand(theta.shape[:2]).to(theta)
-            theta = torch.cat((theta, index[..., None]), -1)
-    run = bijector.inverse if inverse else bijector.forward
-    ours, log_slope = (t[..., 0] for t in run(value[..., None], theta))
-    if not _close(ours, new, MAP_TOLERANCE + 2 * resolution):
-        return False
-    # The log-derivative of a bisection only serves as a unit.
-    return (inverse and resolution > 0) or _close(log_slope.sum(1), log_det, MAP_TOLERANCE)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributions import Transform
 
 from jacobiflow.adapters import made, own_made, pyro, zuko
-from jacobiflow.adapters.patch import Patch, Tally
+from jacobiflow.adapters.patch import Patch
 from jacobiflow.adapters.race import ORIGINAL
 from jacobiflow.adapters.walk import Found, walk
 
@@ -67,19 +68,15 @@ def acceleration(model: Any) -> Acceleration:
     Linear: no autoregressive transform
     """
     found = list(searched(model))
-    entries = [_entry(at, patch) for at, patch in known(found)]
+    entries = list[Entry]()
+    for at, patch in known(found):
+        (runs, why), ran = patch.now(), patch.tally
+        if vars(at.item).get(patch.method) is not patch:
+            runs, why = ORIGINAL, why if runs == ORIGINAL else NOT_YET
+        tally = dict(ran.calls), ran.rows, round(ran.passes_saved)
+        entries.append(Entry(at.path, type(at.item).__name__, runs, why, *tally))
     entries += [Entry(at.path, type(at.item).__name__, ORIGINAL, why) for at, why in unknown(found)]
     return Acceleration(type(model).__name__, tuple(entries))
-
-
-def _entry(at: Found, patch: Patch) -> Entry:
-    kind, installed = type(at.item).__name__, vars(at.item).get(patch.method)
-    if isinstance(installed, Patch):
-        tally: Tally = installed.tally
-        saved = round(tally.passes_saved)
-        return Entry(at.path, kind, *installed.now(), dict(tally.calls), tally.rows, saved)
-    runs, why = patch.now()
-    return Entry(at.path, kind, ORIGINAL, why if runs == ORIGINAL else NOT_YET)
 
 
 def searched(model: Any) -> Iterator[Found]:
@@ -88,9 +85,12 @@ def searched(model: Any) -> Iterator[Found]:
     return (at for at in walk(model, skip=(Patch,)) if issubclass(type(at.item), kinds))
 
 
-def known(found: list[Found], tol: float = 0.0) -> Iterator[tuple[Found, Patch]]:
-    """The patches that may apply, by structure."""
-    return ((at, kind(at.item, tol)) for at in found for kind in KINDS if kind.matches(at.item))
+def known(found: list[Found]) -> Iterator[tuple[Found, Patch]]:
+    """The patches that are installed or may apply, by structure."""
+    for at, kind in product(found, KINDS):
+        if kind.matches(at.item):
+            installed = vars(at.item).get(kind.method)
+            yield at, installed if isinstance(installed, Patch) else kind(at.item)
 
 
 def unknown(found: list[Found]) -> Iterator[tuple[Found, str]]:
@@ -110,18 +110,15 @@ def unknown(found: list[Found]) -> Iterator[tuple[Found, str]]:
 def _owner(layer: Found) -> Found:
     """The nearest module around a layer that can be sampled or inverted; else what holds the layer."""
     at, methods = layer.holder, ("inverse", "_inverse", "sample")
-    while at is not None:
-        if isinstance(at.item, nn.Module) and any(hasattr(type(at.item), name) for name in methods):
-            return at
+    while at and not (isinstance(at.item, nn.Module) and any(hasattr(type(at.item), name) for name in methods)):
         at = at.holder
-    return layer.holder or layer
+    return at or layer.holder or layer
 
 
 def _is_masked(item: Any) -> bool:
     """Whether a layer has a mask of the shape of a weight, its own or that of a part."""
-    if not isinstance(item, nn.Module) or not isinstance(
-        mask := vars(item).get("mask", item._buffers.get("mask")), Tensor
-    ):
+    if not isinstance(item, nn.Module):
         return False
+    mask = vars(item).get("mask", item._buffers.get("mask"))
     weights = (p for m in (item, *item.children()) for p in m._parameters.values() if p is not None)
-    return mask.ndim == 2 and any(p.shape == mask.shape for p in weights)
+    return isinstance(mask, Tensor) and mask.ndim == 2 and any(p.shape == mask.shape for p in weights)

@@ -7,7 +7,7 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,19 +56,15 @@ def import_tarflow(
         flow = import_tarflow("afhq_model_8_768_8_8_0.07.pth")
         flow.config.image_size, flow.config.noise_std  # 256, 0.07
     """
-    if isinstance(path_or_state_dict, Mapping):
-        content, stem, where = path_or_state_dict, "", "the state dict"
-    else:
-        path = Path(path_or_state_dict)
-        content, stem, where = _read(path), path.stem, str(path)
+    path = None if isinstance(path_or_state_dict, Mapping) else Path(path_or_state_dict)
     try:
-        state = _state_dict(content)
+        state = _state_dict(path_or_state_dict if path is None else _read(path))
         config = _config(state, image_channels)
-        stated = _check_name(stem, config)
+        stated = _check_name("" if path is None else path.stem, config)
         config = replace(config, noise_std=float(stated if noise_std is None else noise_std))
         dtype, weights = _weights(state, config)
     except CheckpointError as error:
-        raise CheckpointError(f"{where}: {error}") from None
+        raise CheckpointError(f"{'the state dict' if path is None else path}: {error}") from None
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the initial weights are not used
         flow = TarFlow(config).to(dtype)
     flow.load_state_dict(weights)
@@ -82,45 +78,40 @@ def _read(path: Path) -> Any:
     """The content of the file, tensors on the CPU."""
     kind = path.suffix.lower()
     if kind not in (".pth", ".pt", ".safetensors"):
-        raise CheckpointError(f"{path}: a checkpoint is a .pth, .pt or .safetensors file")
+        raise CheckpointError("a checkpoint is a .pth, .pt or .safetensors file")
     if not path.is_file():
-        problem = "is a folder, not a checkpoint file" if path.is_dir() else "there is no such file"
-        raise CheckpointError(f"{path}: {problem}")
+        raise CheckpointError("is a folder, not a checkpoint file" if path.is_dir() else "there is no such file")
     if kind != ".safetensors" and TorchVersion(torch.__version__) < SAFE_TORCH:
         raise CheckpointError(
-            f"{path}: torch {torch.__version__} cannot load {kind} files safely; "
+            f"torch {torch.__version__} cannot load {kind} files safely; "
             f"upgrade to torch {SAFE_TORCH} or newer, or convert the file to safetensors"
         )
     try:
         file = path.open("rb")
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        raise CheckpointError(f"cannot be read: {error.strerror}") from None
     with file:
         try:
-            return safetensors.torch.load_file(path) if kind == ".safetensors" else _read_torch(path, file)
+            return safetensors.torch.load_file(path) if kind == ".safetensors" else _read_torch(file)
         except CheckpointError:
             raise
         except Exception:  # readers raise a dozen types for damaged files
-            raise CheckpointError(
-                f"{path}: damaged, truncated or not in the format of {kind} files"
-            ) from None
+            raise CheckpointError(f"damaged, truncated or not in the format of {kind} files") from None
 
 
-def _read_torch(path: Path, file: BinaryIO) -> Any:
+def _read_torch(file: BinaryIO) -> Any:
     """The content of a file of torch.save, after a check of every byte."""
     if file.read(4) != b"PK\x03\x04":  # torch would read it as one of its older formats
         raise zipfile.BadZipFile
     with zipfile.ZipFile(file) as archive:
         bad = _damaged(archive)
     if bad is not None:
-        raise CheckpointError(f"{path}: damaged: {bad!r} is not as torch.save wrote it; get the file again")
+        raise CheckpointError(f"damaged: {bad!r} is not as torch.save wrote it; get the file again")
     file.seek(0)
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise CheckpointError(
-            f"{path}: holds Python objects beside tensors; save model.state_dict() alone"
-        ) from None
+        raise CheckpointError("holds Python objects beside tensors; save model.state_dict() alone") from None
 
 
 def _damaged(archive: zipfile.ZipFile) -> str | None:
@@ -182,9 +173,8 @@ def _check_shape(state: Mapping[str, Any], key: str, *want: int | str) -> tuple[
     if not dense or value.untyped_storage().nbytes() < value.numel() * value.element_size():
         raise CheckpointError(f"{key} must be a dense tensor that holds its numbers")
     shape = tuple(value.shape)
-    if len(shape) != len(want) or not all(
-        n > 0 if isinstance(w, str) else n == w for n, w in zip(shape, want, strict=True)
-    ):
+    sizes = zip(shape, want, strict=False)
+    if len(shape) != len(want) or not all(n > 0 if isinstance(w, str) else n == w for n, w in sizes):
         raise CheckpointError(f"{key} has shape {list(shape)}, expected [{', '.join(map(str, want))}]")
     return shape
 
@@ -226,28 +216,28 @@ def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
     )
 
 
-def _layout(config: TarFlowConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Each public key, our name for it ("" if we have none), and its public shape."""
+def _layout(config: TarFlowConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """By public key: our name for it ("" if we have none), and its public shape."""
+    masks = {f"blocks.{k}.attn_mask": ("", (config.length, config.length)) for k in range(config.blocks)}
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for ours, shape in config.shapes():
         theirs = ours
         for our_part, their_part in RENAMED.items():
             theirs = theirs.replace(our_part, their_part)
-        yield theirs, ours, (shape[0], 1, shape[1]) if ours.endswith("class_embed") else shape
-    for k in range(config.blocks):
-        yield f"blocks.{k}.attn_mask", "", (config.length, config.length)
+        found[theirs] = ours, (shape[0], 1, shape[1]) if ours.endswith("class_embed") else shape
+    return found | masks
 
 
 def _weights(state: Mapping[str, Any], config: TarFlowConfig) -> tuple[torch.dtype, dict[str, Tensor]]:
     """The dtype of the flow and its state dict. Copies only what it must."""
-    known: dict[str, str] = {}
-    for key, ours, shape in _layout(config):
+    layout = _layout(config)
+    for key, (_, shape) in layout.items():
         if key in state or not key.endswith(BUFFERS):
             _check_shape(state, key, *shape)
-            known[key] = ours
     for key in state:
-        if key not in known:
+        if key not in layout:
             raise CheckpointError(f"unexpected key {key!r}")
-    tensors: dict[str, Tensor] = {key: state[key].detach() for key, ours in known.items() if ours}
+    tensors: dict[str, Tensor] = {key: value.detach() for key, value in state.items() if layout[key][0]}
     dtype = torch.float64 if any(v.dtype == torch.float64 for v in tensors.values()) else torch.float32
     weights = {"var": torch.ones(config.length, config.dim, dtype=dtype)}
     for key, value in tensors.items():
@@ -260,7 +250,7 @@ def _weights(state: Mapping[str, Any], config: TarFlowConfig) -> tuple[torch.dty
             value = value[:, 0]
         elif key.endswith("pos_embed") and int(key.split(".")[1]) % 2:
             value = value.flip(0)  # public code: in patch order; here: in the order of the block
-        weights[known[key]] = value
+        weights[layout[key][0]] = value
     if not bool((weights["var"] > 0).all()):
         raise CheckpointError("var must be positive")
     return dtype, weights

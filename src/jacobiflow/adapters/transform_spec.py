@@ -6,13 +6,15 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.adapters.masked import ForeignNetwork
 from jacobiflow.core.bijectors import Bijector
+
+if TYPE_CHECKING:
+    from jacobiflow.adapters.masked import ForeignNetwork
 
 Map = Callable[[Tensor], tuple[Tensor, Tensor]]  # [n, w] -> [n, w] and the log-determinant [n]
 Theta = Callable[[Tensor], Tensor]  # x [n, w] -> theta [n, w, P]
@@ -20,7 +22,7 @@ Twin = Callable[[Theta, int], tuple[Map, Map]]  # forward and inverse of the fir
 
 
 class Declined(Exception):
-    """A transform looks familiar but cannot be accelerated. The text is the reason."""
+    """A transform looks familiar but cannot be accelerated, or not now. The text is the reason."""
 
 
 class NothingToGain(Declined):
@@ -44,13 +46,11 @@ class ForeignMap:
     function: maps x or z [n, w] with theta [n, w, P] and `inverse=` to the value and its log-derivative.
     features: 0, or the number of features T if the map differs between features. The last number of theta
         is then the feature, and `function` also takes `features=`, the w features of all rows.
-    resolution: absolute error of its inverse, if that is an approximation.
     """
 
     function: Callable[..., tuple[Tensor, Tensor]]
     features: int = 0
-    resolution: float = 0.0
-    params: int = 0
+    params: int = 0  # as many as the network returns
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return self._call(x, theta, inverse=False)
@@ -96,45 +96,32 @@ class TransformSpec:
     `maps` and `networks` are candidates, the fastest first; `recognise.verify` keeps one of each.
     """
 
-    length: int
-    passes: int  # calls of the whole network that the library's own inverse takes
     module: nn.Module  # holds all weights
+    passes: int  # calls of the whole network that the library's own inverse takes
     contexts: tuple[int, ...]  # context features that it may accept; 0: no context
     theta: Callable[[Tensor, Tensor | None], Tensor]  # x [n, T], context [n, C] -> [n, T, P]
     maps: tuple[Bijector, ...]
     networks: tuple[ForeignNetwork, ...]
     twin: Twin
-    options: object  # what else the map depends on; comparable
+    options: object = None  # what else the map depends on; comparable
+    resolution: float = 0.0  # absolute error of the elementwise inverse, if that is an approximation
 
     @property
     def bijector(self) -> Bijector:
-        """The elementwise map."""
         return self.maps[0]
 
     @property
     def network(self) -> ForeignNetwork:
-        """The layers and how they are connected."""
         return self.networks[0]
 
     @property
-    def params(self) -> int:
-        """Parameters per feature."""
-        return self.network.rows.shape[1]
+    def length(self) -> int:
+        return self.network.length
 
     @property
     def like(self) -> Tensor:
         """A tensor with the dtype and the device of the weights."""
         return next(self.module.parameters(), torch.zeros(()))
-
-    @property
-    def indexed(self) -> bool:
-        """Whether the map differs between features."""
-        return isinstance(self.bijector, ForeignMap) and self.bijector.features > 0
-
-    @property
-    def resolution(self) -> float:
-        """Absolute error of the elementwise inverse."""
-        return self.bijector.resolution if isinstance(self.bijector, ForeignMap) else 0.0
 
 
 def parts(item: Any) -> dict[str, Any]:

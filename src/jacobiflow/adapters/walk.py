@@ -75,8 +75,7 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
     kind = type(item)
     if issubclass(kind, dict):
         yield from ((f"[{key!r}]" if type(key) in (str, int) else "[...]", v) for key, v in dict.items(item))
-    elif issubclass(kind, list | tuple | set | frozenset | deque):
-        base = next(t for t in (list, tuple, set, frozenset, deque) if issubclass(kind, t))
+    elif base := next((t for t in (list, tuple, set, frozenset, deque) if issubclass(kind, t)), None):
         yield from ((f"[{i}]", part) for i, part in enumerate(base.__iter__(item)))
     elif issubclass(kind, functools.partial):
         values = (item.func, item.args, item.keywords)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,9 +14,8 @@ from torch.distributions import Transform
 
 from jacobiflow.adapters.inverter import FULL, tolerance
 from jacobiflow.adapters.maps import SoftclipAffine, SoftclipSpline
-from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
-from jacobiflow.adapters.module_state import State, only_original
-from jacobiflow.adapters.patch import FEW_PASSES, Call, Patch
+from jacobiflow.adapters.masked import networks
+from jacobiflow.adapters.patch import FEW_PASSES, Call, FactoryPatch, Patch
 from jacobiflow.adapters.race import ORIGINAL
 from jacobiflow.adapters.transform_spec import (
     Declined,
@@ -30,38 +30,8 @@ from jacobiflow.adapters.transform_spec import (
 from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
 
-ATTRIBUTES = {"univariate", "shapes", "total", "passes"}
-
-
-class ForwardPatch(Patch):
-    """`lazy(context)`, which returns a transform: that one is accelerated."""
-
-    method = "forward"
-
-    @classmethod
-    def matches(cls, item: Any) -> bool:
-        known = parts(item)
-        if not hasattr(type(item), "meta"):
-            return _one_feature(known)
-        return isinstance(known.get("hyper"), nn.Sequential) and set(known) >= ATTRIBUTES
-
-    def describe(self, module: Any) -> TransformSpec:
-        if not hasattr(module, "passes"):
-            raise NothingToGain("its own inverse takes 1 passes")
-        return describe(module, lambda lazy: type(lazy).forward(lazy))
-
-    def __call__(self, c: Tensor | None = None) -> Transform:
-        return self.pass_on(self.original()(c), Inverse)  # type: ignore[no-any-return]
-
-
-def _one_feature(known: dict[str, Any]) -> bool:
-    """Whether these are the attributes of an elementwise transform of one feature."""
-    if not set(known) >= {"univariate", "shapes", "total"}:
-        return False
-    if isinstance(known.get("phi"), nn.ParameterList):
-        return all(p.shape[:1] == (1,) for p in known["phi"])
-    hyper = known.get("hyper")
-    return isinstance(hyper, nn.Sequential) and getattr(hyper[-1], "out_features", 0) == known["total"]
+ATTRIBUTES = {"univariate", "shapes", "total"}
+LOG_DET = "log_abs_det_jacobian"
 
 
 class Inverse(Patch):
@@ -81,43 +51,83 @@ class Inverse(Patch):
         return self.owner.meta.func.__self__  # type: ignore[no-any-return]
 
     def describe(self, module: Any) -> TransformSpec:
-        def transform(lazy: Any) -> Any:
-            made = variant(self.owner, meta=functools.partial(lazy.meta, None), passes=lazy.passes)
-            for name in (self.method, LogDet.method):
-                vars(made).pop(name, None)
-            return made
+        layers = list(module.hyper)
+        inner = chain.from_iterable(layer if isinstance(layer, nn.Sequential) else (layer,) for layer in layers)
+        kinds = {repr(m): m for m in inner if not isinstance(m, nn.Linear)}
+        activation = next(iter(kinds.values())) if len(kinds) == 1 else None
+        linears = (layer for layer in layers if isinstance(layer, nn.Linear | nn.Sequential))
+        candidates = networks(linears, activation, lambda r: r.view(-1, module.total))
+        length = candidates[0].length
 
-        return describe(module, transform)
+        def twin(theta: Theta, width: int) -> tuple[Map, Map]:
+            small = _part(module, theta, torch.arange(width))
+            made = variant(self.owner, meta=functools.partial(small.meta, None), passes=width)
+
+            def inverse(z: Tensor) -> tuple[Tensor, Tensor]:
+                x = type(made)._inverse(made, z)
+                return x, -made.call_and_ladj(x)[1]
+
+            return made.call_and_ladj, inverse
+
+        shapes = [tuple(s) for s in module.shapes]
+        return TransformSpec(
+            module=module,
+            passes=module.passes,
+            contexts=(candidates[0].links[0].linear.in_features - length,),
+            theta=lambda x, c: module.hyper(x if c is None else torch.cat((x, c), -1)).view(len(x), length, -1),
+            maps=tuple(_maps(module, shapes, length)),
+            networks=candidates,
+            twin=twin,
+            options=(id(module.univariate), shapes),
+            resolution=_resolution(module.univariate(*map(torch.zeros, shapes))),
+        )
 
     def install(self) -> None:
         super().install()
-        LogDet(self.owner, self.tol, self.tally).install()
+        setattr(self.owner, LOG_DET, self.log_det)
+
+    def remove(self) -> None:
+        super().remove()
+        delattr(self.owner, LOG_DET)
 
     def __call__(self, y: Tensor) -> Tensor:
         (context,) = self.owner.meta.args
         self.solution = self.solved_batch(Call(y, context, self.original()))
         return self.original()(y) if self.solution is None else self.solution[0]
 
+    def log_det(self, x: Tensor, y: Tensor) -> Tensor:
+        """`transform.log_abs_det_jacobian(x, y)`, which is known if x was just solved for."""
+        known = self.solution
+        if known is None or known[0] is not x or self.inverter().spec.resolution:
+            return getattr(type(self.owner), LOG_DET)(self.owner, x, y)  # type: ignore[no-any-return]
+        self.solution = None
+        return -known[1]
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "solution": None}
 
 
-class LogDet(Patch):
-    """`transform.log_abs_det_jacobian(x, y)`, which is known if x was just solved for."""
+class ForwardPatch(FactoryPatch):
+    """`lazy(context)`, which returns a transform."""
 
-    method = "log_abs_det_jacobian"
+    method, made = "forward", Inverse
 
     @classmethod
     def matches(cls, item: Any) -> bool:
-        return False  # it comes with the inverse
+        known = parts(item)
+        phi, hyper = known.get("phi"), known.get("hyper")
+        if not known.keys() >= ATTRIBUTES:
+            return False
+        if hasattr(type(item), "meta"):
+            return isinstance(hyper, nn.Sequential) and "passes" in known
+        if isinstance(phi, nn.ParameterList):  # an elementwise transform of one feature
+            return all(p.shape[:1] == (1,) for p in phi)
+        return isinstance(hyper, nn.Sequential) and getattr(hyper[-1], "out_features", 0) == known["total"]
 
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        inverse = vars(self.owner).get(Inverse.method)
-        known = inverse.solution if isinstance(inverse, Inverse) else None
-        if known is None or known[0] is not x or inverse.inverter().spec.resolution:
-            return self.original()(x, y)  # type: ignore[no-any-return]
-        inverse.solution = None
-        return -known[1]
+    def make(self, module: Any) -> Transform:
+        if not hasattr(module, "passes"):
+            raise NothingToGain("its own inverse takes 1 passes")
+        return type(module).forward(module)  # type: ignore[no-any-return]
 
 
 class OpenInverse(Patch):
@@ -132,33 +142,32 @@ class OpenInverse(Patch):
         return callable(known.get("meta")) and type(known.get("passes")) is int and not Inverse.matches(item)
 
     @functools.cached_property
-    def _modules(self) -> nn.ModuleList:
+    def module(self) -> nn.Module:
         return nn.ModuleList(captured(self.owner.meta))
 
-    @property
-    def module(self) -> nn.Module:
-        return self._modules
-
-    def inverter(self) -> Any:
+    def spec(self) -> Any:
         if self.owner.passes <= FEW_PASSES:
             raise NothingToGain(f"its own inverse takes {self.owner.passes} passes")
 
     def now(self) -> tuple[str, str]:
-        obstacle = self._obstacle(next(self.module.parameters(), torch.zeros(())))
-        return (
-            (ORIGINAL, obstacle) if obstacle else (FULL, "its `meta` is unknown: each sweep is a full pass")
-        )
+        try:
+            self.spec()
+            self._check(next(self.module.parameters(), torch.zeros(())))
+        except Declined as reason:
+            return ORIGINAL, str(reason)
+        return FULL, "its `meta` is unknown: each sweep is a full pass"
 
-    def _obstacle(self, y: Tensor) -> str | None:
-        if self.owner.passes <= FEW_PASSES:
-            return f"its own inverse takes {self.owner.passes} passes"
+    def _check(self, y: Tensor) -> None:
+        """Raises Declined if the original must run."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in (y, *self.module.parameters())):
-            return "gradients through a `meta` of any kind"
-        return only_original(y.device) or State((self.module,)).obstacle
+            raise Declined("gradients through a `meta` of any kind")
+        self.state(y.device)
 
     def __call__(self, y: Tensor) -> Tensor:
-        if obstacle := self._obstacle(y):
-            self.tally.count(ORIGINAL, obstacle)
+        try:
+            self._check(y)
+        except Declined as reason:
+            self.tally.count(ORIGINAL, str(reason))
             return self.original()(y)  # type: ignore[no-any-return]
         x, tol = torch.zeros_like(y), tolerance(self.tol, y.dtype, False, 0.0)
         left = self.owner.passes
@@ -173,39 +182,12 @@ class OpenInverse(Patch):
         return x
 
 
-def describe(lazy: Any, transform: Callable[[Any], Any]) -> TransformSpec:
-    """The description of a lazy transform; transform(lazy) is the transform without context that it makes."""
-    network = _network(lazy)
-    length = network.length
-
-    def twin(theta: Theta, width: int) -> tuple[Map, Map]:
-        made = transform(_part(lazy, theta, torch.arange(width)))
-
-        def inverse(z: Tensor) -> tuple[Tensor, Tensor]:
-            x = made._inverse(z)
-            return x, -made.call_and_ladj(x)[1]
-
-        return made.call_and_ladj, inverse
-
-    return TransformSpec(
-        length=length,
-        passes=lazy.passes,
-        module=lazy,
-        contexts=(network.links[0].linear.in_features - length,),
-        theta=lambda x, c: lazy.hyper(x if c is None else torch.cat((x, c), -1)).view(len(x), length, -1),
-        maps=tuple(_maps(lazy, length)),
-        networks=(network,),
-        twin=twin,
-        options=(id(lazy.univariate), [tuple(s) for s in lazy.shapes]),
-    )
-
-
 # The univariate map
 
 
-def _maps(lazy: Any, length: int) -> Iterator[Bijector]:
+def _maps(lazy: Any, shapes: list[tuple[int, ...]], length: int) -> Iterator[Bijector]:
     """Maps of ours that may have the same formula, then the transform's own."""
-    make, shapes = lazy.univariate, [tuple(s) for s in lazy.shapes]
+    make = lazy.univariate
     options = make.keywords if isinstance(make, functools.partial) else {}
     slope, bound = options.get("slope", 1e-3), options.get("bound", 5.0)
     if shapes == [(), ()] and 0 < slope < 1:
@@ -216,22 +198,19 @@ def _maps(lazy: Any, length: int) -> Iterator[Bijector]:
     stack = isinstance(make, nn.Module)  # a network per feature
     if stack and any(p.shape[:1] != (length,) for p in make.parameters()):
         raise Declined("its features share the network of its univariate map")
-    resolution = _resolution(make(*map(torch.zeros, shapes)))
-    yield ForeignMap(_own_map(lazy, resolution), features=length if stack else 0, resolution=resolution)
+    yield ForeignMap(_own_map(lazy), features=length if stack else 0)
 
 
-def _own_map(lazy: Any, resolution: float) -> Callable[..., tuple[Tensor, Tensor]]:
+def _own_map(lazy: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     """The transform's own univariate map."""
     first = torch.arange(1)
 
-    def function(
-        value: Tensor, theta: Tensor, inverse: bool, features: Tensor = first
-    ) -> tuple[Tensor, Tensor]:
+    def function(value: Tensor, theta: Tensor, inverse: bool, features: Tensor = first) -> tuple[Tensor, Tensor]:
         transform = _part(lazy, lambda x: theta, features).meta(None, value).base
         if not inverse:
             return transform.call_and_ladj(value)  # type: ignore[no-any-return]
         x: Tensor = transform.inv(value)
-        if not resolution:
+        if not _resolution(transform):
             return x, -transform.call_and_ladj(x)[1]
         with torch.no_grad():  # absolute, so that the unit |z dx/dz| of relative changes is at least 1
             log_slope = -transform.call_and_ladj(x.detach())[1]
@@ -263,31 +242,3 @@ def _sliced(module: nn.Module, features: Tensor) -> nn.Module:
     parameters = {k: p if p is None else p[features] for k, p in module._parameters.items()}
     modules = {k: m if m is None else _sliced(m, features) for k, m in module._modules.items()}
     return variant(module, _parameters=parameters, _modules=modules)  # type: ignore[no-any-return]
-
-
-# The network
-
-
-def _network(lazy: Any) -> ForeignNetwork:
-    """The layers of a masked MLP: linear layers with activations between, or residual blocks."""
-    links: list[Link] = []
-    activations: dict[str, nn.Module] = {}
-    active = False
-    for layer in lazy.hyper:
-        residual = isinstance(layer, nn.Sequential) and len(layer) == 3
-        if is_masked_linear(layer):
-            links.append(Link(layer, len(links), active))
-            active = False
-        elif residual and is_masked_linear(layer[0]) and is_masked_linear(layer[2]) and not active:
-            activations[repr(layer[1])] = layer[1]
-            links.append(Link(layer[0], len(links), False))
-            links.append(Link(layer[2], len(links), skip=len(links) - 1))
-        elif isinstance(layer, nn.Linear | nn.Sequential):
-            raise Declined(f"its {type(layer).__name__} is not a masked layer as in zuko")
-        else:
-            activations[repr(layer)] = layer
-            active = True
-    packable = len(activations) == 1 and len(links) > 1
-    activation = elementwise(next(iter(activations.values()))) if packable else None
-    rows = torch.arange(links[-1].linear.out_features).view(-1, lazy.total)
-    return ForeignNetwork(len(rows), tuple(links), activation, rows)

@@ -17,8 +17,8 @@ from jacobiflow.core.hardware import processor_name
 from jacobiflow.core.pictures import as_images, save_strip
 from jacobiflow.core.progress import steps
 from jacobiflow.core.tables import table, terminal_width
+from jacobiflow.flows.checks import remedy
 from jacobiflow.flows.compare import FEWEST_RUNS, MOST_RUNS, NOISY, Row, compare
-from jacobiflow.flows.nonfinite import remedy
 from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
 
 HEAD = ("plan", "batch", "seconds", "speed-up", "sweeps", "deviation", "backend", "status")
@@ -125,19 +125,10 @@ def conclusion(rows: Sequence[Row], plans: Sequence[str]) -> str:
 
 def show(rows: Sequence[Row]) -> str:
     """The table for people."""
-    body = [
-        (
-            Path(row.plan).name,
-            str(row.batch),
-            f"{row.seconds:.3f}",
-            row.gain,
-            f"{sum(row.sweeps):.0f}" if row.sweeps else "",
-            f"{row.largest:.2g}",
-            row.backend,
-            row.summary,
-        )
-        for row in rows
-    ]
+    body = []
+    for r in rows:
+        numbers = (str(r.batch), f"{r.seconds:.3f}", r.gain, f"{sum(r.sweeps):.0f}" if r.sweeps else "")
+        body.append((Path(r.plan).name, *numbers, f"{r.largest:.2g}", r.backend, r.summary))
     key = "\n\nsweeps: network evaluations in series, all blocks together, mean over samples"
     noisy = "" if all(row.stable for row in rows) else f"\n{NOISY}: runs disagree about the speed-up"
     return f"{table([HEAD, *body])}{key}{noisy}"

@@ -13,10 +13,8 @@ import tyro
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
 from jacobiflow.cli.options import Force, Json, option, parse, refuse_old, report
 from jacobiflow.core.progress import steps
-from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.checkpoint import CONFIG, WEIGHTS
-from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.profile import measure_profile
+from jacobiflow.training.train import measure
 
 PROFILE_SECONDS = 120.0
 
@@ -50,7 +48,10 @@ def main(argv: Sequence[str]) -> None:
     args = parse(Args, argv, command="convert")
     refuse_old(args.out, (CONFIG, WEIGHTS), force=args.force)
     flow = import_tarflow(args.checkpoint, image_channels=args.channels, noise_std=args.noise_std)
-    left_out = "no convergence profile" if args.profile == "none" else measure(flow, args.profile == "full")
+    left_out = "no convergence profile"
+    if args.profile != "none":
+        with steps("measuring") as show_step:
+            left_out = measure(flow, math.inf if args.profile == "full" else PROFILE_SECONDS, show_step)
     flow.save(args.out)
     c, count = flow.config, sum(p.numel() for p in flow.parameters())
     text = (
@@ -61,14 +62,3 @@ def main(argv: Sequence[str]) -> None:
     )
     doc = {"out": str(args.out), "parameters": count, "config": asdict(c), "left_out": left_out}
     report(doc, text, as_json=args.json)
-
-
-def measure(flow: Flow, full: bool) -> str:
-    """Fit first guesses and measure the profile; returns what was left out."""
-    seconds = math.inf if full else PROFILE_SECONDS
-    with steps("measuring") as show_step:
-        calibrate(flow, seconds=seconds / 8, progress=show_step)
-        entry = measure_profile(flow, seconds=seconds, progress=show_step)
-    notes = ["the calibrated first guess"] * (flow.calibration is None)
-    notes += ["the convergence profile"] if entry is None else [entry.left_out] * bool(entry.left_out)
-    return " and ".join(notes)

@@ -9,7 +9,7 @@ import re
 import subprocess
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -50,39 +50,31 @@ class Args:
     json: Json = False
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One row of the report; a problem has the form "what is wrong: what to do"."""
-
-    text: str
-    facts: Any
-    problem: str = ""
+Finding = tuple[str, Any]  # the text of a row, and its facts for programs
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 1 if there are problems."""
     args = parse(Args, argv, command="doctor")
-    findings: dict[str, Finding] = {}
+    found: dict[str, Finding] = {}
     with warnings.catch_warnings(record=True) as caught, steps("checking") as show_step:
         warnings.simplefilter("always")
-        for name, check in checks():
+        for name, check in checks().items():
             show_step(name)
-            findings[name] = check()
-    told = [*(str(w.message) for w in caught), *(f.problem for f in findings.values() if f.problem)]
-    problems = [" ".join(text.split()) for text in dict.fromkeys(told)]
-    doc = {name: finding.facts for name, finding in findings.items()} | {"problems": problems}
-    rows = listing((name, without_home(finding.text)) for name, finding in findings.items())
+            found[name] = check()
+    problems = list(dict.fromkeys(" ".join(str(w.message).split()) for w in caught))
+    doc = {name: facts for name, (_, facts) in found.items()} | {"problems": problems}
+    rows = listing((name, without_home(text)) for name, (text, _) in found.items())
     text = f"{rows}\n\n{verdict([without_home(problem) for problem in problems])}"
     report(json.loads(without_home(json.dumps(doc))), text, as_json=args.json)
     return int(bool(problems))
 
 
-def checks() -> Iterator[tuple[str, Callable[[], Finding]]]:
-    """Names of rows and what finds them, in the order of the report."""
-    yield from {"versions": versions, "system": system, "threads": threads, "cache": cache_use}.items()
-    yield from {"compiler": compiler, "kernels": kernels}.items()
-    for device in devices():
-        yield str(device), partial(self_check, device)
+def checks() -> dict[str, Callable[[], Finding]]:
+    """What finds each row of the report. A warning of the form "what is wrong: what to do" is a problem."""
+    here = {"versions": versions, "system": system, "threads": threads, "cache": cache_use}
+    here |= {"compiler": compiler, "kernels": kernels}
+    return here | {str(device): partial(self_check, device) for device in devices()}
 
 
 def verdict(problems: Sequence[str]) -> str:
@@ -115,45 +107,46 @@ def versions() -> Finding:
     facts |= {name: installed(name) for name in OTHERS}
     wrong = [f"{name}=={__version__}" for name, version in ours.items() if version not in (None, __version__)]
     text = ", ".join(f"{name} {version or 'not installed'}" for name, version in facts.items())
-    return Finding(text, facts, f"the versions differ: pip install {' '.join(wrong)}" if wrong else "")
+    if wrong:
+        warnings.warn(f"the versions differ: pip install {' '.join(wrong)}", stacklevel=1)
+    return text, facts
 
 
 def system() -> Finding:
     """The operating system, the memory and where the library is."""
     package, memory = str(Path(__file__).parents[1]), total_memory()
     facts = {"platform": platform.platform(), "memory": memory, "package": package}
-    return Finding(
-        f"{facts['platform']}, {memory / BILLION:,.0f} GB of memory, jacobiflow in {package}", facts
-    )
+    return f"{facts['platform']}, {memory / BILLION:,.0f} GB of memory, jacobiflow in {package}", facts
 
 
 def threads() -> Finding:
     """Threads of torch and of the C kernels, beside the cores that they can run on."""
     count, cores, asked = torch.get_num_threads(), available_cores(), os.environ.get("OMP_NUM_THREADS")
     text = f"{count} on {cores} cores" + ("" if asked is None else f", OMP_NUM_THREADS={asked}")
-    problem = ""
     if asked is not None and not re.fullmatch(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", asked):
-        problem = f"OMP_NUM_THREADS={asked!r} is not a whole number above 0: set it to {cores}"
-    elif max(count, int((asked or "1").partition(",")[0])) > cores:
-        problem = f"there are more threads than cores ({text}): set OMP_NUM_THREADS={cores}"
-    return Finding(text, {"count": count, "cores": cores, "OMP_NUM_THREADS": asked}, problem)
+        wrong = f"OMP_NUM_THREADS={asked!r} is not a whole number above 0"
+        warnings.warn(f"{wrong}: set it to {cores}", stacklevel=1)
+    elif (most := max(count, int((asked or "1").partition(",")[0]))) > cores:
+        wrong = f"there are more threads than cores ({most} on {cores})"
+        warnings.warn(f"{wrong}: set OMP_NUM_THREADS={cores}", stacklevel=1)
+    return text, {"count": count, "cores": cores, "OMP_NUM_THREADS": asked}
 
 
 def cache_use() -> Finding:
     """The cache folder, whether it can be written to, and what is stored there."""
     folder = own_folder("plans")
     if folder is None:  # a warning says why
-        return Finding("not used", None)
-    cache, problem = folder.parent, ""
+        return "not used", None
+    cache = folder.parent
     try:
         write_own(folder / f"doctor-{os.getpid()}", b"")
         (folder / f"doctor-{os.getpid()}").unlink()
     except OSError as error:
-        reason = f"the cache folder {cache} cannot be written to ({error.strerror})"
-        problem = f"{reason}: set JACOBIFLOW_CACHE to a folder of your own"
+        wrong = f"the cache folder {cache} cannot be written to ({error.strerror})"
+        warnings.warn(f"{wrong}: set JACOBIFLOW_CACHE to a folder of your own", stacklevel=1)
     counts = {part.name: sum(1 for f in part.rglob("*") if f.is_file()) for part in sorted(cache.iterdir())}
     stored = ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "none"
-    return Finding(f"{cache}, stored files: {stored}", {"folder": str(cache), "stored": counts}, problem)
+    return f"{cache}, stored files: {stored}", {"folder": str(cache), "stored": counts}
 
 
 def compiler() -> Finding:
@@ -162,12 +155,12 @@ def compiler() -> Finding:
     try:
         command = build.compiler_command()
         if not command:
-            return Finding("none", None)
+            return "none", None
         said = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=10, check=True)
         name = said.stdout.partition("\n")[0].strip()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         name = f"does not run ({one_line(error)})"
-    return Finding(f"{' '.join(command) or 'CC'}: {name}", {"command": command, "version": name})
+    return f"{' '.join(command) or 'CC'}: {name}", {"command": command, "version": name}
 
 
 def kernels() -> Finding:
@@ -175,14 +168,14 @@ def kernels() -> Finding:
     off = os.environ.get("JACOBIFLOW_NATIVE") == "0"
     in_use = None if build.library() is None else build.version()
     text = "off, because JACOBIFLOW_NATIVE=0" if off else in_use or "not used: torch does their work"
-    return Finding(text, in_use)
+    return text, in_use
 
 
 def devices() -> list[torch.device]:
     """The CPU and every accelerator that torch sees."""
-    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    others = range(torch.accelerator.device_count()) if kind is not None else ()
-    return [torch.device("cpu"), *(torch.device(kind.type, i) for i in others if kind is not None)]
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    others = (torch.device(f"{torch.accelerator.current_accelerator()}:{i}") for i in range(count))
+    return [torch.device("cpu"), *others]
 
 
 def self_check(device: torch.device) -> Finding:
@@ -192,15 +185,15 @@ def self_check(device: torch.device) -> Finding:
         facts["processor"] = processor_name(device)
         backends, deviations = zip(*(deviation_on(device, flow) for flow in small_flows()), strict=True)
     except (RuntimeError, AssertionError, ValueError) as error:  # device types raise different errors
-        problem = f"decoding on {device} fails ({one_line(error)[:200]}): update its driver and torch"
-        return Finding(f"{facts['processor']}: fails", facts, problem)
-    facts |= {"backend": " + ".join(sorted(set(backends))), "deviation": float(torch.stack(deviations).max())}
-    backend, deviation = facts["backend"], facts["deviation"]
+        wrong = f"decoding on {device} fails ({one_line(error)[:200]})"
+        warnings.warn(f"{wrong}: update its driver and torch", stacklevel=1)
+        return f"{facts['processor']}: fails", facts
+    backend, deviation = " + ".join(sorted(set(backends))), float(torch.stack(deviations).max())
+    if not deviation <= LARGEST_DEVIATION:
+        wrong = f"samples of {device} with backend {backend} deviate by {deviation:.1g}"
+        warnings.warn(f"{wrong}: use --backend torch or another device, and report this", stacklevel=1)
     text = f"{facts['processor']}, backend {backend}, self-check deviates by {deviation:.1g}"
-    if deviation <= LARGEST_DEVIATION:
-        return Finding(text, facts)
-    wrong = f"samples of {device} with backend {backend} deviate by {deviation:.1g}"
-    return Finding(text, facts, f"{wrong}: use --backend torch or another device, and report this")
+    return text, facts | {"backend": backend, "deviation": deviation}
 
 
 def deviation_on(device: torch.device, flow: Flow) -> tuple[str, torch.Tensor]:

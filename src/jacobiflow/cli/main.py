@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from io import TextIOWrapper
 from typing import Any
 
+from jacobiflow import __version__
+from jacobiflow.core.hardware import out_of_memory
+from jacobiflow.core.results import JacobiflowError, one_line
 from jacobiflow.core.suggest import did_you_mean
 
 LAB = "jacobiflow-lab"  # the distribution of the commands that the library does not have
@@ -34,14 +38,9 @@ def find(name: str) -> Any:
     """The module of a command: the library's own, or one that another distribution registers."""
     for entry in entry_points(group="jacobiflow.commands", name=name):
         return entry.load()
-    try:
-        return importlib.import_module(f"jacobiflow.cli.{name}")
-    except ModuleNotFoundError as error:
-        if error.name != f"jacobiflow.cli.{name}":
-            raise
-        from jacobiflow.core.results import JacobiflowError
-
-        raise JacobiflowError(f"this command belongs to {LAB}: pip install {LAB}") from None
+    if find_spec(f"jacobiflow.cli.{name}") is None:
+        raise JacobiflowError(f"this command belongs to {LAB}: pip install {LAB}")
+    return import_module(f"jacobiflow.cli.{name}")
 
 
 def overview() -> str:
@@ -64,64 +63,53 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     It is 1 where a command has done its work, but some of its samples are not finite, or it found problems.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal may lack a letter
-    if not args or args[0] in ("-h", "--help"):
+    if name in COMMANDS:
+        return run_command(name, rest)
+    if name in ("-h", "--help"):
         print(overview())
-        return 0
-    if args[0] == "--version":
-        from jacobiflow import __version__
-
+    elif name == "--version":
         print(f"jacobiflow {__version__}")
-        return 0
-    if args[0] == "--completion":
+    elif name == "--completion" and rest in [[shell] for shell in SHELLS]:
         from jacobiflow.cli.completion import print_script
 
-        if args[1:] not in [[shell] for shell in SHELLS]:
-            print(f"jacobiflow --completion takes one of {', '.join(SHELLS)}", file=sys.stderr)
-            return 2
-        print_script(args[1])
-        return 0
-    name, *rest = args
-    if name not in COMMANDS:
+        print_script(rest[0])
+    elif name == "--completion":
+        return _complain(f"jacobiflow --completion takes one of {', '.join(SHELLS)}")
+    else:
         hint = did_you_mean(name, COMMANDS)
-        print(f"jacobiflow: no command {name!r}{hint}; there are {', '.join(COMMANDS)}", file=sys.stderr)
-        return 2
-    from jacobiflow.core.hardware import out_of_memory
-    from jacobiflow.core.results import JacobiflowError
+        return _complain(f"jacobiflow: no command {name!r}{hint}; there are {', '.join(COMMANDS)}")
+    return 0
 
+
+def run_command(name: str, args: Sequence[str]) -> int:
+    """Run a command; a user's error is one line. JACOBIFLOW_TRACEBACK=1 shows where it came from."""
     try:
-        command = find(name)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            status = command.main(rest) or 0
+            status = find(name).main(args)
         sys.stdout.flush()
+        return int(status or 0)
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
     except BrokenPipeError:  # whoever read our output has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (JacobiflowError, ValueError, TypeError, OSError, MemoryError) as error:
-        return _complain(name, error)
-    except RuntimeError as error:
-        if out_of_memory(error):
-            return _complain(name, error)
-        raise
     except KeyboardInterrupt:
-        print(f"jacobiflow {name}: stopped", file=sys.stderr)
-        return 130
-    return int(status)
+        return _complain(f"jacobiflow {name}: stopped", 130)
+    except Exception as error:
+        known = isinstance(error, JacobiflowError | ValueError | TypeError | OSError) or out_of_memory(error)
+        if not known or os.environ.get("JACOBIFLOW_TRACEBACK"):
+            raise
+        return _complain(f"jacobiflow {name}: {one_line(error)}")
 
 
-def _complain(name: str, error: Exception) -> int:
-    """A user's error as one line; JACOBIFLOW_TRACEBACK=1 shows where it came from."""
-    if os.environ.get("JACOBIFLOW_TRACEBACK"):
-        raise error
-    reason = " ".join(str(error).split()) or type(error).__name__
-    print(f"jacobiflow {name}: {reason}", file=sys.stderr)
-    return 2
+def _complain(text: str, status: int = 2) -> int:
+    print(text, file=sys.stderr)
+    return status
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

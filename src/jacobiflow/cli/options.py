@@ -24,9 +24,9 @@ from jacobiflow.core.files import write_text
 from jacobiflow.core.method import Init
 from jacobiflow.core.tables import terminal_width
 from jacobiflow.flows.checkpoint import load
+from jacobiflow.flows.checks import describe
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.nonfinite import describe
 from jacobiflow.flows.plans import SWEPT
 from jacobiflow.jobs.sampling import labels_in_turn
 from jacobiflow.kernels.backend import Backend
@@ -194,7 +194,7 @@ def parse_labels(text: str | None, n: int, classes: int) -> torch.Tensor | None:
     >>> parse_labels("0-2,7", 6, 10).tolist()
     [0, 1, 2, 7, 0, 1]
     """
-    return labels_in_turn(label_cycle(text, classes), n)
+    return labels_in_turn(label_cycle(text, classes), range(n))
 
 
 def label_cycle(text: str | None, classes: int) -> tuple[int, ...]:
@@ -205,11 +205,10 @@ def label_cycle(text: str | None, classes: int) -> tuple[int, ...]:
         raise ValueError("this model takes no labels: leave --labels out")
     labels: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        numbers = [first, last] if dash else [first]
-        if not all(x.isascii() and x.isdigit() and len(x) < 10 for x in numbers):
+        found = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
+        if found is None:
             raise ValueError(f"--labels takes numbers and ranges such as 0-9 or 1,3,5-7, not {text!r}")
-        low, high = int(numbers[0]), int(numbers[-1])
+        low, high = int(found[1]), int(found[2] or found[1])
         if high < low or high >= classes:
             raise ValueError(f"--labels {part.strip()} is outside 0-{classes - 1}")
         labels += range(low, high + 1)
@@ -266,9 +265,7 @@ def remove_old(folder: Path, files: Sequence[str]) -> None:
 def refuse_context(flow: Flow, instead: str) -> None:
     """Raise for flows with context, which can be used in Python only."""
     if flow.context_features:
-        raise ValueError(
-            f"this flow needs context, which the command line cannot give; use {instead} in Python"
-        )
+        raise ValueError(f"this flow needs context, which the command line cannot give; use {instead} in Python")
 
 
 def report(doc: dict[str, Any], text: str, *, as_json: bool, file: Path | None = None) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,14 +15,13 @@ import torch
 import tyro
 
 from jacobiflow.cli import options as cli
-from jacobiflow.core.files import write_atomically
+from jacobiflow.core.files import write_bytes
 from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.pictures import SHOWN, as_images, save_images
 from jacobiflow.core.results import Status
+from jacobiflow.flows.checks import PROBES, remedy
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.nonfinite import remedy
 from jacobiflow.flows.plans import PLANS
-from jacobiflow.flows.residual import PROBES
 from jacobiflow.jobs.sampling import Format, Samples, Settings, draw
 
 LARGE_JOB = 100_000  # samples that are drawn as a large job without --format
@@ -86,7 +86,6 @@ def main(argv: Sequence[str]) -> int:
 
 def settings(args: Args, flow: Flow) -> Settings:
     """What the options ask for."""
-    job = args.job
     cli.refuse_context(flow, "flow.sample")
     args.guidance.for_flow(flow, args.flow.labels, args.decoding.backend)
     return Settings(
@@ -94,12 +93,9 @@ def settings(args: Args, flow: Flow) -> Settings:
         labels=cli.label_cycle(args.flow.labels, flow.num_classes),
         plan=args.plan if args.plan in PLANS else flow.plan(args.plan).to_json(),
         denoise=args.denoise,
-        format=job.format or "npz",
         device=next(flow.parameters()).device.type,
         threads=args.flow.threads or 1,
-        batch=0 if job.batch == "auto" else job.batch,
-        shard=job.shard or 0,
-        max_memory=job.max_memory,
+        **{name: value for name, value in asdict(args.job).items() if value not in (None, "auto")},
         **asdict(args.decoding),
         **asdict(args.guidance),
     )
@@ -112,27 +108,24 @@ def draw_small(args: Args) -> int:
     flow = args.flow.load("flow.sample")
     asked = settings(args, flow)
     asked.check(flow)
-    require_memory(
-        f"-n {args.n}", 16 * args.n * math.prod(flow.latent_shape), "draw fewer, or add --format npz"
-    )
+    require_memory(f"-n {args.n}", 16 * args.n * math.prod(flow.latent_shape), "draw fewer, or add --format npz")
     cli.make_folder(args.out, FILES, force=args.force)
     batch = min(args.n, DENOISING_BATCH if args.denoise else BATCH)
     plan = asked.resolve_plan(flow, batch)
-    samples = draw(asked, plan, flow, 0, args.n, batch, check=args.check, progress=True)
+    samples = draw(asked, plan, flow, range(args.n), batch, check=args.check, progress=True)
     if args.decoding.tol is not None:  # a warning says if it is loose
         z, how = flow.noise(PROBES, asked.seed), args.decoding.of_plan(args.plan or "")
-        flow.decode(z, args.plan, **how, **asked.decode_options(0, PROBES))
+        flow.decode(z, args.plan, **how, **asked.decode_options(range(PROBES)))
     files = write(samples, args.out, 10 if args.flow.labels == "0-9" and args.n >= 10 else None)
+    stats, nonfinite = samples.stats, samples.status["NONFINITE"]
     worst = max((Status[name] for name in samples.status), key=lambda s: s.rank)
-    nonfinite = samples.status["NONFINITE"]
-    doc = {k: getattr(samples, k) for k in ("backend", "seconds", "residual")}
-    doc |= {"status": worst.name, "nonfinite": nonfinite, "out": str(args.out), "files": files}
-    doc |= {"model": args.flow.model, "n": args.n, "plan": args.plan}
-    doc |= {"labels": args.flow.labels, "seed": args.decoding.seed}
-    residual = "" if samples.residual is None else f", residual {samples.residual:.2g}"
+    residual = None if stats.residual is None else float(stats.residual.max())
+    doc = {"backend": stats.backend, "seconds": stats.seconds, "residual": residual, "status": worst.name}
+    doc |= {"nonfinite": nonfinite, "out": str(args.out), "files": files, "model": args.flow.model}
+    doc |= {"n": args.n, "plan": args.plan, "labels": args.flow.labels, "seed": args.decoding.seed}
     text = (
-        f"{args.n:,} samples, plan {args.plan}, backend {samples.backend}, {samples.seconds:.3f} s, "
-        f"worst status {worst.words}{residual}, in {args.out}: {', '.join(files)}"
+        f"{args.n:,} samples, plan {args.plan}, backend {stats.backend}, {stats.seconds:.3f} s, worst status "
+        f"{worst.words}{'' if residual is None else f', residual {residual:.2g}'}, in {args.out}: {', '.join(files)}"
     )
     cli.report(doc, text, as_json=args.json)
     return cli.exit_status("sample", nonfinite, args.n, remedy(asked.guidance, samples.x.dtype))
@@ -144,12 +137,8 @@ def write(samples: Samples, folder: Path, columns: int | None) -> list[str]:
     if samples.labels is not None:
         arrays["labels"] = samples.labels.numpy()
     cli.remove_old(folder, FILES)
-
-    def save(name: str) -> None:
-        with open(name, "wb") as file:
-            np.savez_compressed(file, **arrays)
-
-    write_atomically(folder / "samples.npz", save)
+    np.savez_compressed(stream := BytesIO(), **arrays)
+    write_bytes(folder / "samples.npz", stream.getvalue())
     if as_images(samples.x[:1]) is None:
         return ["samples.npz"]
     save_images(samples.x[:SHOWN], folder / "samples.png", columns=columns)
@@ -173,9 +162,8 @@ def draw_large(args: Args) -> int:
     if outcome is None:  # the first process reports
         return 0
     job = outcome.job
-    facts = {k: v for k, v in vars(outcome).items() if k != "job"} | {"settings": asdict(job.settings)}
-    doc = {"model": job.model, "out": str(args.out), "batch": job.batch, "shard": job.shard}
-    doc |= {"shards": job.count} | facts
+    doc = {"model": job.model, "out": str(args.out), "batch": job.batch, "shard": job.shard, "shards": job.count}
+    doc |= {k: v for k, v in vars(outcome).items() if k != "job"} | {"settings": asdict(job.settings)}
     cli.report(doc, outcome.summary(args.out), as_json=args.json)
     advice = remedy(job.settings.guidance, getattr(torch, job.dtype))
     return cli.exit_status("sample", outcome.nonfinite, args.n, advice)

@@ -65,22 +65,15 @@ def main(argv: Sequence[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return
-    if argv[0] == "--images":
-        if len(argv) < 2 or argv[1].startswith("-"):
-            raise ValueError("--images takes a folder of images, an .npz file or a dataset id")
-        command, rest = " ".join(argv[:2]), argv[2:]
-        recipe, inferred = recipe_for(argv[1], pick_device("auto"))
-    else:
-        command, rest = argv[0], argv[1:]
-        recipe, inferred = Recipe.load(argv[0]), ""
-    default = Args(
-        model=recipe.model,
-        data=recipe.data,
-        training=recipe.training,
-        out=Path("runs") / Path(command.removeprefix("--images ")).stem,
-    )
+    infer = argv[0] == "--images"
+    if infer and (len(argv) < 2 or argv[1].startswith("-")):
+        raise ValueError("--images takes a folder of images, an .npz file or a dataset id")
+    command, rest = argv[: 1 + infer], argv[1 + infer :]
+    recipe, inferred = recipe_for(argv[1], pick_device("auto")) if infer else (Recipe.load(argv[0]), "")
+    out = Path("runs") / Path(command[-1]).stem
+    default = Args(model=recipe.model, data=recipe.data, training=recipe.training, out=out)
     kind: Any = Args
-    args = parse(kind[type(recipe.model)], rest, command=f"train {command}", default=default)
+    args = parse(kind[type(recipe.model)], rest, command=f"train {' '.join(command)}", default=default)
     recipe = Recipe(model=args.model, data=args.data, training=args.training, about=recipe.about)
     world = World.from_environment()
     try:

@@ -60,9 +60,7 @@ def main(argv: Sequence[str]) -> None:
         raise ValueError(f"--out {args.out} is a folder: give the file to write")
     cli.make_folder(args.out.parent, [args.out.name], force=args.force)
     with steps("measuring") as show_step:
-        plan = tune(
-            flow, args.batch, args.max_deviation, labels=labels, guidance=guidance, progress=show_step
-        )
+        plan = tune(flow, args.batch, args.max_deviation, labels=labels, guidance=guidance, progress=show_step)
     plan.save(args.out)
     if args.save:
         for measured in (flow.profile, flow.calibration):
@@ -83,15 +81,12 @@ def show(plan: Plan) -> str:
     rows: list[tuple[str, ...]] = [("plan", "seconds", "speed-up", "deviation")]
     for trial in sorted(tried, key=lambda t: (t["seconds"] is None, t["seconds"] or t["predicted"])):
         mark = " *" if trial["methods"] == chosen else ""
-        timed = trial["seconds"] is not None
-        rows.append(
-            (
-                in_short(trial["methods"]) + mark,
-                f"{trial['seconds']:.4f}" if timed else "",
-                "" if not timed else f"{base / trial['seconds']:.2f}x" if trial["stable"] else NOISY,
-                "inf" if trial["deviation"] is None else f"{trial['deviation']:.2g}",
-            )
-        )
+        seconds = gain = ""
+        if trial["seconds"] is not None:
+            seconds = f"{trial['seconds']:.4f}"
+            gain = f"{base / trial['seconds']:.2f}x" if trial["stable"] else NOISY
+        deviation = "inf" if trial["deviation"] is None else f"{trial['deviation']:.2g}"
+        rows.append((in_short(trial["methods"]) + mark, seconds, gain, deviation))
     measured, setting = plan.about["measured"], plan.about["setting"]
     gain = f"speed-up {measured['speedup']:.2f}x" if measured["stable"] else "speed-up too noisy to tell"
     return (

@@ -99,7 +99,10 @@ class WrappedConditioner:
 
 
 class Engine(Protocol):
-    """How a conditioner and a bijector are evaluated while decoding; a backend makes one per bound block."""
+    """How a conditioner and a bijector are evaluated while decoding; a backend makes one per bound block.
+
+    Engines are subclasses. What has a default here need not be defined.
+    """
 
     @property
     def name(self) -> str:
@@ -108,16 +111,19 @@ class Engine(Protocol):
     @property
     def rows(self) -> int | None:
         """Rows that are best solved at once, for the sake of the processor's caches; None: all of them."""
+        return None
 
     @property
     def compacts(self) -> bool:
         """Whether solved rows leave the batch; False where another number of rows costs more than they do."""
+        return True
 
     def select(self, rows: Tensor) -> Engine:
         """The same engine for these rows."""
 
     def rough(self) -> Engine | None:
         """The same engine with products in bfloat16, for first guesses; None where it would not be faster."""
+        return None
 
     def new_cache(self, n: int) -> Cache:
         """As `Conditioner.new_cache`."""
@@ -128,27 +134,18 @@ class Engine(Protocol):
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """x and log |dx/dz| [n, w, D] of the elementwise map."""
 
-    def accept(
-        self,
-        rows: Rows,
-        window: Window,
-        width: int,
-        new: Tensor,
-        log_slope: Tensor,
-        method: Method,
-        *,
-        cached: bool,
-    ) -> Verdict:
+    def accept(self, rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: Method) -> Verdict:
         """As `jacobiflow.core.rows.accept`."""
 
-    def solve(
-        self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None
-    ) -> None:
+    def solve(self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None) -> None:
         """Positions start .. stop - 1 of x [n, T, D], one after the other, and their log |dx/dz| [n, T].
 
         Both are written in place. x below `start` is final, and the cache holds the inputs below start - 1;
         afterwards it holds those below stop - 1.
         """
+        for t in range(start, stop):
+            new, slope = self.inverse(z[:, t : t + 1], self.params(x, t, 1, cache))
+            x[:, t : t + 1], log_slope[:, t] = new, slope.sum((1, 2))
 
 
 @dataclass(frozen=True)

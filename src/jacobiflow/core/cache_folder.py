@@ -18,8 +18,6 @@ from pathlib import Path
 from jacobiflow.core.files import write_bytes
 from jacobiflow.core.warn import warn_once
 
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
 
 def cache_folder() -> Path:
     """$JACOBIFLOW_CACHE, else `jacobiflow` in $XDG_CACHE_HOME or ~/.cache.
@@ -53,7 +51,7 @@ def read_own(path: Path) -> bytes:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a plain file", str(path))
-        _check_owner(path, info, closed=True, owners={_user()})
+        _check_owner(path, info, leaf=True)
         return file.read()
 
 
@@ -72,23 +70,22 @@ def _secured(folder: Path) -> Path:
             with suppress(FileExistsError):  # another process was faster
                 os.mkdir(path, 0o700)
                 os.chmod(path, 0o700)  # the umask may have closed it to the user as well
-        info, leaf = path.lstat(), path == folder
+        info = path.lstat()
         if not stat.S_ISDIR(info.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-        closed = leaf or not info.st_mode & stat.S_ISVTX
-        _check_owner(path, info, closed=closed, owners={_user()} if leaf else {_user(), 0})
+        _check_owner(path, info, leaf=path == folder)
     return folder
 
 
-def _user() -> int:
-    return os.geteuid() if os.name == "posix" else 0
+def _check_owner(path: Path, info: os.stat_result, *, leaf: bool) -> None:
+    """PermissionError unless the user owns the path and nobody else can write to it.
 
-
-def _check_owner(path: Path, info: os.stat_result, *, closed: bool, owners: set[int]) -> None:
-    """PermissionError unless one of `owners` owns the path and, if `closed`, nobody else can write to it."""
+    A path that is no leaf may also belong to root, or have the sticky bit.
+    """
     if os.name != "posix":  # modes mean nothing there, and home folders are closed to others
         return
-    if info.st_uid not in owners:
+    if info.st_uid != os.geteuid() and (leaf or info.st_uid):
         raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
-    if closed and info.st_mode & OTHERS_WRITE:
+    sticky = not leaf and info.st_mode & stat.S_ISVTX
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
         raise PermissionError(errno.EPERM, "others can write to it", str(path))

@@ -74,9 +74,7 @@ def write_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or one_line(error)
-        raise FileError(
-            f"cannot write into {folder}: {reason}: fix that and rerun the command to resume"
-        ) from None
+        raise FileError(f"cannot write into {folder}: {reason}: fix that and rerun the command to resume") from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -27,9 +27,7 @@ def require_memory(what: str, need: int, advice: str) -> None:
     limit = total_memory()
     if need > limit:
         size = min(need, 10**21) // BILLION  # a larger number says no more
-        raise SizeError(
-            f"{what} takes {size:,} GB of memory, this machine has {limit / BILLION:,.0f} GB: {advice}"
-        )
+        raise SizeError(f"{what} takes {size:,} GB of memory, this machine has {limit / BILLION:,.0f} GB: {advice}")
 
 
 def total_memory() -> float:
@@ -106,20 +104,20 @@ def processor_name(device: torch.device) -> str:
     """The name of the processor that computes."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return _processor("model name") or platform.processor() or platform.machine()
+    return processor_facts("model name") or platform.processor() or platform.machine()
 
 
 def has_bfloat16(device: torch.device) -> bool:
     """Whether the processor has instructions for bfloat16."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & {*_processor("flags", "Features").split()})
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and "bf16" in processor_facts("flags", "Features")
 
 
-def _processor(*names: str) -> str:
+def processor_facts(*names: str) -> str:
     """What Linux says of the first core under one of these names; "" if nothing."""
     with suppress(OSError):  # not on every system
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith(names):
                 return line.partition(":")[2].strip()
     return ""

@@ -40,14 +40,7 @@ def attach(
 class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        block: Block,
-        tol: float,
-        lent: Lent | None,
-        x: Tensor,
-        log_det: Tensor,
-        z: Tensor,
-        *tensors: Tensor,
+        ctx: Any, block: Block, tol: float, lent: Lent | None, x: Tensor, log_det: Tensor, z: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.block, ctx.tol, ctx.lent = block, tol, lent
         # Inputs may be kept as they are. Saved as well, so that autograd notices writes to them; what it

@@ -50,12 +50,12 @@ class Method:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        for name, least in (("width", 1), ("max_sweeps", 1)):
+        for name in ("width", "max_sweeps"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise ValueError(f"Method.{name} must be a whole number or None, not {value!r}")
-            if value is not None and value < least:
-                raise ValueError(f"Method.{name} must be {least} or more, not {value}")
+            if value is not None and value < 1:
+                raise ValueError(f"Method.{name} must be 1 or more, not {value}")
         if isinstance(self.tol, bool) or not isinstance(self.tol, int | float):
             raise ValueError(f"Method.tol must be a number, not {self.tol!r}")
         if not 0 <= self.tol < float("inf"):
@@ -91,9 +91,7 @@ def _in_words(method: Method) -> str:
     words = "sweeps" if method.width is None else f"window of {method.width}"
     shown = [f for f in fields(method) if f.name not in ("width", "unit")]
     values = [(f.name, getattr(method, f.name), f.default) for f in shown]
-    return words + "".join(
-        f", {name} {value}" for name, value, default in values if name == "tol" or value != default
-    )
+    return words + "".join(f", {name} {value}" for name, value, default in values if name == "tol" or value != default)
 
 
 class PlanError(JacobiflowError, ValueError):

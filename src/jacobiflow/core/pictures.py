@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS = 16  # of a grid, unless it is asked for more
 SHOWN = 400  # images, at most, of a grid that shows samples
+GROUND_GREY = 128  # around the images of a grid
 TILE_GREY, CROSS_GREY = 176, 32  # of the tile that stands for a sample that is not finite
 
 
@@ -56,24 +57,21 @@ def image_grid(x: Tensor, *, columns: int, gap: int = 1) -> Image.Image:
     """Images [N, C, H, W] in [-1, 1] as one picture, row by row."""
     from PIL import Image
 
-    pixels = to_pixels(x)
+    pixels = np.pad(to_pixels(x), ((0, -len(x) % columns), (gap, 0), (gap, 0), (0, 0)), constant_values=GROUND_GREY)
     n, h, w, c = pixels.shape
-    rows = -(-n // columns)
-    sheet = np.full((rows * (h + gap) + gap, columns * (w + gap) + gap, c), 128, dtype=np.uint8)
-    for i, image in enumerate(pixels):
-        top, left = gap + (i // columns) * (h + gap), gap + (i % columns) * (w + gap)
-        sheet[top : top + h, left : left + w] = image
+    sheet = pixels.reshape(n // columns, columns, h, w, c).swapaxes(1, 2).reshape(-1, columns * w, c)
+    sheet = np.pad(sheet, ((0, gap), (0, gap), (0, 0)), constant_values=GROUND_GREY)
     return Image.fromarray(sheet[..., 0] if c == 1 else sheet)
 
 
-def save_images(
-    x: Tensor, path: str | Path, *, columns: int | None = None, gap: int = 1, zoom: int = 2
-) -> None:
+def save_images(x: Tensor, path: str | Path, *, columns: int | None = None, gap: int = 1, zoom: int = 2) -> None:
     """Write samples in [-1, 1] as one PNG, row by row, enlarged `zoom` times.
 
     x: images [N, C, H, W], or square grey ones as vectors [N, H * W].
     columns: default: about as many as rows.
     """
+    if Path(path).suffix.lower() != ".png":
+        raise ValueError(f"images are written as PNG: give a name that ends in .png, not {str(path)!r}")
     write_bytes(Path(path), sheet_bytes(x, columns=columns, gap=gap, zoom=zoom))
 
 
@@ -95,23 +93,21 @@ def png_bytes(picture: Image.Image) -> bytes:
     return stream.getvalue()
 
 
-def save_strip(
-    rows: Sequence[tuple[str, Tensor]], path: str | Path, *, title: str = "", shown: int = 10
-) -> None:
+def save_strip(rows: Sequence[tuple[str, Tensor]], path: str | Path, *, title: str = "", shown: int = 10) -> None:
     """Rows of images, each with its caption below it, as one PNG: the same noise decoded by several methods.
 
     The tensors are anything that `as_images` takes.
     """
     from PIL import Image, ImageDraw, ImageFont
 
-    pictures = [as_images(x[:shown]) for _, x in rows]
-    zoom = max(1, round(56 / max(p.shape[-1] for p in pictures if p is not None)))
+    images = [as_images(x[:shown]) for _, x in rows]
+    pixels = [to_pixels(x) for x in images if x is not None]  # the caller checks that samples are images
+    zoom = max(1, round(56 / max(p.shape[2] for p in pixels)))
     font, line, gap = ImageFont.load_default(13), 20, 2
     strips = []
-    for images in pictures:
-        assert images is not None, "the caller checks that samples are images"
-        pixels = to_pixels(images).repeat(zoom, 1).repeat(zoom, 2).repeat(3 if images.shape[1] == 1 else 1, 3)
-        strips.append(np.concatenate(list(np.pad(pixels, ((0, 0), (gap, gap), (gap, gap), (0, 0)))), axis=1))
+    for p in pixels:
+        tiles = p.repeat(zoom, 1).repeat(zoom, 2).repeat(3 // p.shape[3], 3)
+        strips.append(np.hstack([*np.pad(tiles, ((0, 0), (gap, gap), (gap, gap), (0, 0)))]))
     texts = [title, *(caption for caption, _ in rows)]
     width = max(*(s.shape[1] for s in strips), *(int(font.getlength(text)) + 8 for text in texts))
     sheet = Image.new("RGB", (width, line * len(texts) + sum(s.shape[0] + gap for s in strips)), "white")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class Status(enum.Enum):
     @property
     def rank(self) -> int:
         """0 is best."""
-        return _RANKS[self]
+        return STATUSES.index(self)
 
     @property
     def words(self) -> str:
@@ -50,7 +50,6 @@ def _counted(ends: Iterable[Status]) -> str:
     return ", ".join(f"{counts[s]} {s.words}" for s in Status if s in counts) or "none"
 
 
-_RANKS = {status: i for i, status in enumerate(Status)}
 STATUSES: tuple[Status, ...] = tuple(Status)
 
 
@@ -95,16 +94,12 @@ class BlockStats:
 
     sweeps: Tensor  # parallel updates; T - 1 for sequential decoding, the first position is given
     evaluated: Tensor  # positions that went through the conditioner, all sweeps together
-    update: (
-        Tensor  # largest change in the last sweep of windows that stopped within tol, in the method's unit
-    )
+    update: Tensor  # largest change in the last sweep of windows that stopped within tol, in the method's unit
     status: tuple[Status, ...]
     seconds: float
     backend: str = ""  # what evaluated the block: "torch", "c" or "compile"
     guess_sweeps: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    precision: str = (
-        "float32"  # "mixed" if sweeps in bfloat16, `guess_sweeps` of them, improved the first guess
-    )
+    precision: str = "float32"  # "mixed" if sweeps in bfloat16, `guess_sweeps` of them, improved the first guess
 
     @property
     def worst(self) -> Status:
@@ -203,28 +198,22 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
     """Samples that were decoded one batch after the other, as one result. The plan is that of the first."""
     if len(parts) == 1:
         return parts[0]
-    per_block = list(zip(*(part.stats.blocks for part in parts), strict=True))
-    residuals = [part.stats.residual for part in parts if part.stats.residual is not None]
-    blocks = tuple(
-        BlockStats(
-            sweeps=torch.cat([b.sweeps for b in block]),
-            evaluated=torch.cat([b.evaluated for b in block]),
-            update=torch.cat([b.update for b in block]),
-            status=tuple(status for b in block for status in b.status),
-            seconds=sum(b.seconds for b in block),
-            backend=block[0].backend,
-            guess_sweeps=torch.cat([b.guess_sweeps for b in block]),
-            precision=block[0].precision,
-        )
-        for block in per_block
-    )
+    stats = [part.stats for part in parts]
+    residuals = [one.residual for one in stats if one.residual is not None]
     return Decoded(
         x=torch.cat([part.x for part in parts]),
         log_det=torch.cat([part.log_det for part in parts]),
-        stats=Stats(
-            blocks=blocks,
-            seconds=sum(part.stats.seconds for part in parts),
+        stats=replace(
+            stats[0],
+            blocks=tuple(_joined_block(block) for block in zip(*(one.blocks for one in stats), strict=True)),
+            seconds=sum(one.seconds for one in stats),
             residual=torch.cat(residuals) if residuals else None,
-            plan=parts[0].stats.plan,
         ),
     )
+
+
+def _joined_block(parts: Sequence[BlockStats]) -> BlockStats:
+    names = ("sweeps", "evaluated", "update", "guess_sweeps")
+    tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    status = tuple(status for part in parts for status in part.status)
+    return replace(parts[0], status=status, seconds=sum(part.seconds for part in parts), **tensors)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jacobiflow.core.block import Guess, Start, take
+from jacobiflow.core.block import Block, Cache, Guess, Start, take
 from jacobiflow.core.method import Init, Method
 from jacobiflow.core.results import Status
 from jacobiflow.core.stopping import changes, judge
@@ -61,11 +63,13 @@ class Window:
 
 @dataclass
 class Rows:
-    """Samples; every tensor has one row for each.
+    """Samples that are swept together; every tensor has one row for each.
 
     Sequences have room for padding behind their T positions, so that windows of one width fit everywhere.
     """
 
+    block: Block
+    width: int  # positions of their windows
     place: Tensor  # [n], where they stand in the batch
     z: Tensor  # [n, T, D]
     guess: Tensor  # [n, T, D], where sweeps begin
@@ -78,17 +82,21 @@ class Rows:
     change: Tensor  # [n], the largest change that was accepted within tol, or left at max_sweeps
     status: Tensor  # [n], ranks of Status
     guess_sweeps: Tensor  # [n], in bfloat16, for the first guess
+    cache: Cache | None = None  # what the network keeps of final positions
 
     @classmethod
-    def start(cls, z: Tensor, first: Tensor, log_slope: Tensor, guess: Tensor, padding: int) -> Rows:
+    def start(cls, block: Block, z: Tensor, first: Tensor, log_slope: Tensor, guess: Tensor, width: int) -> Rows:
         """Rows whose position 0 is known: `first` [n, 1, D]. It reads no other position."""
         n, length, _ = z.shape
+        padding = 0 if width in (1, length) else width
         lost = ~(z.isfinite().flatten(1).all(1) & first.isfinite().flatten(1).all(1))
         seen = F.pad(guess, (0, 0, 0, padding)) if padding else guess.clone()
         slopes = z.new_zeros(n, length + padding)
         seen[:, :1], slopes[:, :1] = torch.where(lost[:, None, None], 0, first), log_slope.sum(-1)
         count = torch.zeros(n, dtype=torch.long, device=z.device)
         return cls(
+            block=block,
+            width=width,
             place=torch.arange(n, device=z.device),
             z=z,
             guess=guess,
@@ -121,23 +129,31 @@ class Rows:
         """[n], which rows are not solved yet."""
         return (self.frontier < self.length) & (self.status < SWEEP_LIMIT)
 
-    def take(self, keep: Tensor, padding: int | None = None) -> Rows:
-        """A copy of the rows numbered in `keep`, with room for another padding if asked for."""
-        found = Rows(**{f.name: getattr(self, f.name)[keep] for f in fields(self)})
-        if padding is not None:
-            more = self.length + padding - found.seen.shape[1]
-            found.seen, found.answer = (F.pad(t, (0, 0, 0, more)) for t in (found.seen, found.answer))
-            found.log_slope = F.pad(found.log_slope, (0, more))
-        return found
+    def take(self, where: Tensor) -> Rows:
+        """A copy of the rows of a mask [n]."""
+        keep = where.nonzero()[:, 0]
+        cache = None if self.cache is None else self.cache.select(keep)
+        found: dict[str, Any] = {name: getattr(self, name)[keep] for name in TENSORS}
+        return replace(self, block=self.block.select(keep), cache=cache, **found)
 
-    def put(self, rows: Rows) -> None:
-        """Results of some rows, back to where they came from."""
-        if rows is self:
-            return
-        for name in ("seen", "answer", "log_slope"):
-            getattr(self, name)[rows.place, : self.length] = getattr(rows, name)[:, : self.length]
-        for name in ("frontier", "sweeps", "evaluated", "change", "status"):
-            getattr(self, name)[rows.place] = getattr(rows, name)
+    def parted(self) -> tuple[list[Rows], Rows]:
+        """The rows that are solved, if there are any, without a cache; and those that move."""
+        moving = self.moving
+        if bool(moving.all()):
+            return [], self
+        return [replace(self, cache=None).take(~moving)], self.take(moving)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """The results of some rows in the order of their places."""
+        if len(parts) == 1:
+            return parts[0]
+        length, found = parts[0].length, dict[str, Any]()
+        order = torch.cat([rows.place for rows in parts]).argsort()
+        for name in TENSORS:  # without padding
+            every = [getattr(rows, name) for rows in parts]
+            found[name] = torch.cat([t[:, :length] if t.ndim > 1 else t for t in every])[order]
+        return replace(parts[0], cache=None, **found)
 
     def look(self, overflows: Tensor | None = None) -> Look:
         """The rows that move now. overflows: [n], those that overflowed in the last sweep."""
@@ -149,13 +165,12 @@ class Rows:
         low, high, count, overflowed = torch.stack((lows.amin(), highs.amax(), moving.sum(), lost)).tolist()
         return Look(low, high, count, bool(overflowed))
 
-    def window(self, width: int, look: Look) -> Window:
+    def window(self, look: Look) -> Window:
         """The next window. It begins at the frontier of each row; windows that end with the sequence begin at
         the lowest frontier of all, so that they need no gathering. Rows that are solved have none."""
-        length, frontier = self.length, self.frontier
-        if look.low + width >= length or look.low == look.high:
-            return Window(look.low, min(width, length - look.low))
-        return Window(frontier.clamp_max(length - 1), width)
+        if look.low + self.width >= self.length or look.low == look.high:
+            return Window(look.low, min(self.width, self.length - look.low))
+        return Window(self.frontier.clamp_max(self.length - 1), self.width)
 
     def own(self, window: Window) -> Tensor:
         """[n, width], which positions of a window the sweep may change: from the row's frontier on."""
@@ -164,21 +179,16 @@ class Rows:
         at = start + steps
         return (at >= self.frontier[:, None]) & (at < self.length) & self.moving[:, None]
 
-    def finish(self, start: int, *, cached: bool) -> None:
+    def finish(self, start: int) -> None:
         """Positions from `start` on were solved one after the other, in `seen`."""
         found = self.seen[:, start : self.length]
         known = found.isfinite().all(-1).long().cumprod(1).sum(1)
         self.answer[:, start : self.length] = found
         self.frontier = start + known
         steps = (known + 1).clamp_max(self.length - start)
-        inputs = steps if cached else steps * (2 * start + steps - 1) // 2
+        inputs = steps if self.cache is not None else steps * (2 * start + steps - 1) // 2
         self.sweeps, self.evaluated = self.sweeps + steps, self.evaluated + inputs
         self.status = torch.where(self.frontier < self.length, NONFINITE, self.status)
-
-    def clear_beyond_frontier(self) -> None:
-        """Zeros in place of guesses, which may be what overflows."""
-        beyond = torch.arange(self.seen.shape[1], device=self.z.device) >= self.frontier[:, None]
-        self.seen = self.seen.masked_fill(beyond[..., None], 0)
 
     def mark_unknown(self) -> None:
         """NaN where a row has no finite answer: no guess is returned as one."""
@@ -189,23 +199,25 @@ class Rows:
             self.answer[unknown] = self.log_slope[unknown] = float("nan")
 
 
-def accept(
-    rows: Rows, window: Window, width: int, new: Tensor, log_slope: Tensor, method: Method, *, cached: bool
-) -> Verdict:
-    """Take in the results of a sweep [n, window.width, D]; width: that of the batch.
+TENSORS = tuple(f.name for f in fields(Rows) if f.type == "Tensor")
+
+
+def accept(rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: Method) -> Verdict:
+    """Take in the results of a sweep [n, window.width, D].
 
     `answer` takes all of them. `seen` keeps what it was where positions became final, except for the last of
     them, whose cache entry does not exist yet. Positions that are not finite return to the first guess.
     """
     own, z, seen = rows.own(window), window.take(rows.z), window.take(rows.x)
     change, still = changes(new, seen, z, log_slope, method)
-    found = judge(change, still, own, method, rows.frontier + width >= rows.length)
+    found = judge(change, still, own, method, rows.frontier + rows.width >= rows.length)
     finite = new.isfinite().all(-1)
     good, swept = own & finite, own.any(1)
     window.put(rows.answer, new, good)
     window.put(rows.log_slope, log_slope.sum(-1), good)
     window.put(rows.seen, torch.where(finite[..., None], new, window.take(rows.guess)), found.unsettled)
-    rows.evaluated = rows.evaluated + own.sum(1) + (0 if cached else swept * (rows.frontier - 1))
+    again = 0 if rows.cache is not None else swept * (rows.frontier - 1)  # inputs before the window
+    rows.evaluated = rows.evaluated + own.sum(1) + again
     rows.sweeps = rows.sweeps + swept
     rows.change = torch.maximum(rows.change, found.accepted.double())
     rows.status = torch.where(found.loose, rows.status.clamp_min(CONVERGED), rows.status)

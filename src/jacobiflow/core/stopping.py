@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jacobiflow.core.method import Method, Unit
+from jacobiflow.core.method import Method
 
 ROUNDING = 8  # units in the last place within which a position stands still
 
@@ -41,24 +41,10 @@ def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, method: Met
     return change, (finite & (d <= rounding * size)).all(-1)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """The rule of `judge` as plain data, for backends that evaluate it themselves."""
-
-    tol: float
-    unit: Unit
-    whole: bool  # no width: only positions that stand still are final, until all changes are small
-
-
-def describe(method: Method) -> Rule | None:
-    """The rule of a method; None for one that only `changes` and `judge` know, which no backend may replace.
-
-    So is every method with a setting that is not listed here.
-    """
+def backends_know(method: Method) -> bool:
+    """Whether a backend may evaluate `changes` and `judge` itself: no setting that is not listed here is in use."""
     listed = ("width", "tol", "max_sweeps", "init", "unit", "precision")
-    if method != Method(**{name: getattr(method, name) for name in listed}):
-        return None
-    return Rule(method.tol, method.unit or "absolute", method.width is None)
+    return method == Method(**{name: getattr(method, name) for name in listed})
 
 
 @dataclass(frozen=True)

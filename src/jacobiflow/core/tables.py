@@ -30,6 +30,5 @@ def listing(rows: Iterable[tuple[str, str]]) -> str:
     width = max(terminal_width(), first + 20)
     indents = ((f"  {name}".ljust(first), text) for name, text in rows)
     return "\n".join(
-        textwrap.fill(text, width, initial_indent=indent, subsequent_indent=" " * first)
-        for indent, text in indents
+        textwrap.fill(text, width, initial_indent=indent, subsequent_indent=" " * first) for indent, text in indents
     )

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from jacobiflow.data.config import DataError, data_errors
-from jacobiflow.data.decoding import CHUNK, Encoded, Form, Part, Pictures, Pixels, Rows, check_memory
+from jacobiflow.data.decoding import CHUNK, Encoded, Form, Images, Part, Pixels, Rows, check_memory
 
 npy: Any = np.lib.format  # without types
 REWRITE = "write the file again with numpy.savez_compressed"
@@ -35,10 +37,8 @@ class ArrayPart(Part):
             raise DataError(f"{self.name} has no labels but the model has classes: {self.advice}")
         labels = read_array(self.path, self.label_name, np.integer, "store one class number per image")
         if labels.shape not in ((len(self),), (len(self), 1)):
-            raise DataError(
-                f"{self.path}: {self.label_name} has shape {labels.shape} for {len(self)} images: "
-                "give one label per image"
-            )
+            wrong = f"{self.path}: {self.label_name} has shape {labels.shape} for {len(self)} images"
+            raise DataError(f"{wrong}: give one label per image")
         return labels.reshape(-1)
 
     def items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
@@ -46,16 +46,16 @@ class ArrayPart(Part):
         for row in rows:
             yield f"image {row}", self.images[row, ..., 0] if grey else self.images[row]
 
-    def read(self, rows: Rows, form: Form) -> Pictures:
+    def read(self, rows: Rows, form: Form, labels: Tensor | None) -> tuple[Images, list[str]]:
         _, height, width, channels = self.images.shape
         wanted = (form.size or height, form.size or width, form.channels or channels)
         if channels == 4 or wanted != (height, width, channels) or form.like not in (None, (height, width)):
-            return super().read(rows, form)
+            return super().read(rows, form, labels)
         pixels: Pixels = np.empty((len(rows), channels, height, width), dtype=np.uint8)
         for start in range(0, len(rows), CHUNK):  # in chunks: a transposed copy would be a second dataset
             some = slice(start, start + CHUNK)
             pixels[some] = self.images[rows[some]].transpose(0, 3, 1, 2)
-        return Pictures(pixels, rows, [])
+        return Images(torch.from_numpy(pixels), None if labels is None else labels[rows]), []
 
 
 def open_npz(path: Path) -> tuple[ArrayPart, ArrayPart | None]:
@@ -71,18 +71,16 @@ def open_npz(path: Path) -> tuple[ArrayPart, ArrayPart | None]:
     def first(*options: str) -> str | None:
         return next((name for name in options if name in names), None)
 
+    def part(images: str, *labels: str) -> ArrayPart:
+        return ArrayPart(path, images, first(*labels), f"add an array {labels[0]}")
+
     if "x_train" in names:
-        train = ArrayPart(path, "x_train", first("y_train"), "add an array y_train")
-        if "x_test" not in names:
-            return train, None
-        return train, ArrayPart(path, "x_test", first("y_test"), "add an array y_test")
-    images, labels = first("x", "images"), first("y", "labels")
-    if images is None and len(names) == 1:
-        images, labels = names[0], None
+        return part("x_train", "y_train"), part("x_test", "y_test") if "x_test" in names else None
+    images = names[0] if len(names) == 1 else first("x", "images")
     if images is None:
         arrays = ", ".join(sorted(names)) or "no arrays"
         raise DataError(f"{path} holds {arrays}: name the images x_train or x, and their labels y_train or y")
-    return ArrayPart(path, images, labels, "add an array y"), None
+    return part(images, "y", "labels"), None
 
 
 def read_array(path: Path, name: str, dtypes: type[Any], advice: str) -> npt.NDArray[Any]:
@@ -116,9 +114,7 @@ def _channels_last(x: npt.NDArray[Any], where: str) -> Pixels:
     elif x.ndim == 4 and x.shape[3] not in (1, 3, 4) and x.shape[1] in (1, 3, 4):
         x = x.transpose(0, 2, 3, 1)
     elif x.ndim != 4 or x.shape[3] not in (1, 3, 4):
-        raise DataError(
-            f"{where} has shape {x.shape}: give [N, H, W], [N, H, W, C] or [N, C, H, W], C 1, 3 or 4"
-        )
+        raise DataError(f"{where} has shape {x.shape}: give [N, H, W], [N, H, W, C] or [N, C, H, W], C 1, 3 or 4")
     if 0 in x.shape[1:]:
         raise DataError(f"{where} has shape {x.shape}: its images have no pixels")
     return x

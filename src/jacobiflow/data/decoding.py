@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
-from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+from torch import Tensor
 
 from jacobiflow.core.files import check_plain
 from jacobiflow.core.hardware import total_memory
+from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import one_line
 from jacobiflow.data.config import DataError, Fit
 
@@ -40,12 +42,8 @@ MAX_BYTES = 64 * 2**30  # of one array, on machines with more memory than that
 
 # Raster formats only: Pillow passes some others (EPS) to external programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
-# fmt: off
-SUFFIXES = frozenset((
-    ".png", ".jpg", ".jpeg", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff",
-    ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif",
-))
-# fmt: on
+SUFFIXES = {".png", ".jpg", ".jpeg", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+SUFFIXES |= {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"}
 
 GREY = ("1", "L", "LA")  # Pillow's modes
 
@@ -63,12 +61,14 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Pixels [M, C, H, W] of the rows `kept` [M], and one line per image that could not be read."""
+class Images:
+    """Images, uint8 [N, C, H, W], and their labels, int64 [N] or None."""
 
-    pixels: Pixels
-    kept: Rows
-    failed: list[str]
+    pixels: Tensor
+    labels: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.pixels)
 
 
 class Part(ABC):
@@ -88,60 +88,54 @@ class Part(ABC):
     def items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
         """The name and the content of each image of `rows`."""
 
-    def read(self, rows: Rows, form: Form) -> Pictures:
-        """The images `rows`, in that order."""
-        return decode_all(self.items(rows), rows, form, self.name)
+    def read(self, rows: Rows, form: Form, labels: Tensor | None) -> tuple[Images, list[str]]:
+        """The images `rows`, in that order, decoded in parallel, and a line per image that cannot be read.
+
+        Such images are left out. With form.size None all must have one size. With form.channels None the
+        result is grey if all images are. labels: of all images.
+        """
+        images: list[Pixels] = []
+        failed, kept, channels, like, first = list[str](), list[int](), 0, form.like, "the training images are"
+        items, left, decode_one = self.items(rows), iter(rows), partial(_decode_or_reason, form=form)
+        shown = {"total": len(rows), "desc": f"reading {self.name}", "unit": "image"}
+        with (
+            warnings.catch_warnings(),  # here, not in the threads: it changes the whole process
+            ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
+            progress_bar(**shown, disable=not sys.stderr.isatty()) as bar,
+        ):
+            warnings.filterwarnings("ignore", module="PIL")  # what matters is an error or checked here
+            while chunk := list(islice(items, CHUNK)):
+                for (name, _), row, image in zip(chunk, left, pool.map(decode_one, chunk), strict=False):
+                    if isinstance(image, str):
+                        failed.append(f"{name} ({image})")
+                        continue
+                    height, width, colours = image.shape
+                    if like is None:
+                        like, first = (height, width), f"{name} is"
+                    if like != (height, width):
+                        sizes = f"{first} {like[1]} x {like[0]} pixels and {name} is {width} x {height}"
+                        advice = "ask for an image size, or give all images the same"
+                        raise DataError(f"{self.name}: {sizes}: {advice}")
+                    if colours > channels:  # one colour image makes all of them colour
+                        channels = colours
+                        check_memory(len(rows) * image.size, f"{self.name} ({len(rows)} images)")
+                    images.append(image)
+                    kept.append(row)
+                bar.update(len(chunk))
+        size = like or (form.size or 0,) * 2
+        pixels: Pixels = np.empty((len(images), channels or form.channels or 0, *size), dtype=np.uint8)
+        for i in reversed(range(len(images))):
+            pixels[i] = images.pop().transpose(2, 0, 1)  # and frees it: there is no second dataset
+        chosen = None if labels is None else labels[np.array(kept, dtype=np.int64)]
+        return Images(torch.from_numpy(pixels), chosen), failed
 
 
 def check_memory(count: int, what: str) -> None:
     """DataError for arrays of more bytes than this machine can hold."""
     limit = min(MAX_BYTES, total_memory())
     if count > limit:
-        raise DataError(
-            f"{what} would take {count / 1e9:,.1f} GB of memory, the limit is {limit / 1e9:,.1f} GB: "
-            "use fewer or smaller images"
-        )
-
-
-def decode_all(items: Iterable[tuple[str, Encoded]], rows: Rows, form: Form, source: str) -> Pictures:
-    """Decode images in parallel. `items` are the names and contents of the images `rows`.
-
-    Images that cannot be read are left out and named in `failed`. With form.size None all must have one
-    size. With form.channels None the result is grey if all images are.
-    """
-    images: list[Pixels] = []
-    failed, kept, channels, like, first = list[str](), list[int](), 0, form.like, "the training images are"
-    items, left, decode_one = iter(items), iter(rows), partial(_decode_or_reason, form=form)
-    with (
-        warnings.catch_warnings(),  # here, not in the threads: it changes the whole process
-        ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
-        tqdm(total=len(rows), desc=f"reading {source}", unit="image", disable=not sys.stderr.isatty()) as bar,
-    ):
-        warnings.filterwarnings("ignore", module="PIL")  # what matters is an error or checked here
-        while chunk := list(islice(items, CHUNK)):
-            for (name, _), row, image in zip(chunk, left, pool.map(decode_one, chunk), strict=False):
-                if isinstance(image, str):
-                    failed.append(f"{name} ({image})")
-                    continue
-                height, width, colours = image.shape
-                if like is None:
-                    like, first = (height, width), f"{name} is"
-                if like != (height, width):
-                    raise DataError(
-                        f"{source}: {first} {like[1]} x {like[0]} pixels and {name} is {width} x {height}: "
-                        "ask for an image size, or give all images the same"
-                    )
-                if colours > channels:  # one colour image makes all of them colour
-                    channels = colours
-                    check_memory(len(rows) * image.size, f"{source} ({len(rows)} images)")
-                images.append(image)
-                kept.append(row)
-            bar.update(len(chunk))
-    size = like or (form.size or 0,) * 2
-    pixels: Pixels = np.empty((len(images), channels or form.channels or 0, *size), dtype=np.uint8)
-    for i in reversed(range(len(images))):
-        pixels[i] = images.pop().transpose(2, 0, 1)  # and frees it: there is no second dataset
-    return Pictures(pixels, np.array(kept, dtype=np.int64), failed)
+        sizes = f"{count / 1e9:,.1f} GB of memory, the limit is {limit / 1e9:,.1f} GB"
+        raise DataError(f"{what} would take {sizes}: use fewer or smaller images")
 
 
 def _decode_or_reason(item: tuple[str, Encoded], form: Form) -> Pixels | str:
@@ -230,9 +224,7 @@ def square(picture: Image.Image, size: int, fit: Fit) -> Image.Image:
         # Resizing a box equals resizing the image and then cropping, but is cheap for thin strips too.
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
-        return picture.resize(
-            (size, size), Image.Resampling.LANCZOS, box=(left, top, left + side, top + side)
-        )
+        return picture.resize((size, size), Image.Resampling.LANCZOS, box=(left, top, left + side, top + side))
     scale = size / max(width, height)
     inner = (max(1, round(width * scale)), max(1, round(height * scale)))
     sheet = Image.new(picture.mode, (size, size))

@@ -34,17 +34,13 @@ class FolderPart(Part):
     def labels(self) -> npt.NDArray[Any]:
         number = {name: i for i, name in enumerate(self.classes)}
         if not number:
-            raise DataError(
-                f"{self.root} has no labels but the model has classes: "
-                "put the images of each class into a sub-folder of its own"
-            )
+            advice = "put the images of each class into a sub-folder of its own"
+            raise DataError(f"{self.root} has no labels but the model has classes: {advice}")
         for path, folder in zip(self.paths, self.folders, strict=True):
             if folder is None:
                 raise DataError(f"{self.root / path} belongs to no class: move it into a class folder")
             if folder not in number:
-                raise DataError(
-                    f"{self.root / folder} is a class without training images: add some or remove it"
-                )
+                raise DataError(f"{self.root / folder} is a class without training images: add some or remove it")
         return np.array([number[f] for f in self.folders if f is not None], dtype=np.int64)
 
     def items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
@@ -73,24 +69,20 @@ def find_images(root: Path) -> list[Path]:
 
     Hidden files and folders (.name) are skipped. Links to folders are followed, each folder once.
     """
-    images: list[Path] = []
-    seen = {_identity(root)}
+    images, seen = list[Path](), set[tuple[int, int]]()
+
+    def first_time(folder: Path) -> bool:
+        stat, count = folder.stat(), len(seen)
+        seen.add((stat.st_dev, stat.st_ino))
+        return len(seen) > count
+
+    first_time(root)
     for place, folders, files in os.walk(root, onerror=_unreadable, followlinks=True):
         here = Path(place)
-        fresh = []
-        for name in sorted(folders):
-            if not name.startswith(".") and (key := _identity(here / name)) not in seen:
-                seen.add(key)
-                fresh.append(name)
-        folders[:] = fresh
+        folders[:] = [name for name in sorted(folders) if not name.startswith(".") and first_time(here / name)]
         shown = (here.relative_to(root) / name for name in files if not name.startswith("."))
         images += [path for path in shown if path.suffix.lower() in SUFFIXES]
     return sorted(images, key=lambda path: path.parts)
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    stat = folder.stat()
-    return stat.st_dev, stat.st_ino
 
 
 def _unreadable(error: OSError) -> NoReturn:

@@ -24,76 +24,54 @@ class HubPart(Part):
     def __init__(self, dataset: Any, config: DataConfig, split: str) -> None:
         self.name = f"{config.source} ({split})" if split else config.source
         self.dataset, self.split, self.config = dataset.with_format(None), split or "dataset", config
-        column = self._image_column()
+        hf, features = library(), self.dataset.features
+        pictures = [n for n, f in features.items() if isinstance(f, hf.Image)]
+        # Files written by other programs hold the encoded images as plain bytes, alone or beside their path.
+        raw = {n: f.get("bytes") if isinstance(f, dict) else f for n, f in features.items()}
+        plain = [n for n, f in raw.items() if f == hf.Value("binary")]
+        found = pictures or plain
+        self.column = self._pick("image", config.image_column, found, ("image", "img"), pictures + plain)
         # Undecoded: a damaged image costs one row only, and sizes are checked before memory is taken.
-        cells = self.dataset.select_columns([column])
-        self.cells, self.column = cells.cast_column(column, library().Image(decode=False)), column
+        self.cells = self.dataset.select_columns([self.column]).cast_column(self.column, hf.Image(decode=False))
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def labels(self) -> npt.NDArray[Any]:
-        column = self._label_column()
-        self.classes = tuple(getattr(self.dataset.features[column], "names", None) or ())
+        features = self.dataset.features
+        named = [n for n, f in features.items() if isinstance(f, library().ClassLabel)]
+        found = named or [n for n in ("label", "labels", "class", "y") if n in features]
+        column = self._pick("label", self.config.label_column, found, ("label",), list(features))
+        self.classes = tuple(getattr(features[column], "names", None) or ())
         values = list(self.dataset[column])
         if None in values:
             row = values.index(None)
             raise DataError(f"{self.name}: column {column!r} has no label in row {row}: choose other data")
         labels = np.array(values)
         if len(values) and (labels.dtype.kind not in "iu" or labels.ndim != 1):
-            raise DataError(
-                f"{self.name}: column {column!r} does not hold class numbers but values like {values[0]!r}: "
-                "set data.label_column to one that does"
-            )
+            wrong = f"{self.name}: column {column!r} does not hold class numbers but values like {values[0]!r}"
+            raise DataError(f"{wrong}: set data.label_column to one that does")
         return labels.astype(np.int64)
 
     def items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
         for start in range(0, len(rows), CHUNK):
             some = rows[start : start + CHUNK].tolist()
             for row, cell in zip(some, self.cells[some][self.column], strict=True):
-                cell = cell or {}
-                content: Encoded = cell.get("bytes") or b""
-                if not content and cell.get("path"):
-                    content = Path(cell["path"])
-                yield f"{self.split} row {row}", content
+                content, path = (cell or {}).get("bytes"), (cell or {}).get("path")
+                yield f"{self.split} row {row}", content or (Path(path) if path else b"")
 
-    def _image_column(self) -> str:
-        hf, features = library(), self.dataset.features
-        pictures = [n for n, f in features.items() if isinstance(f, hf.Image)]
-        # Files written by other programs hold the encoded images as plain bytes.
-        raw = [n for n, f in features.items() if f == hf.Value("binary") or _is_struct_of_bytes(f)]
-        return self._pick(
-            "image", self.config.image_column, pictures or raw, ("image", "img"), pictures + raw
-        )
-
-    def _label_column(self) -> str:
-        hf, features = library(), self.dataset.features
-        named = [n for n, f in features.items() if isinstance(f, hf.ClassLabel)]
-        plain = [n for n in ("label", "labels", "class", "y") if n in features]
-        return self._pick("label", self.config.label_column, named or plain, ("label",), list(features))
-
-    def _pick(
-        self, what: str, wanted: str, found: list[str], preferred: tuple[str, ...], allowed: list[str]
-    ) -> str:
+    def _pick(self, what: str, wanted: str, found: list[str], preferred: tuple[str, ...], allowed: list[str]) -> str:
         """The column that the user asks for, or else the only candidate."""
         if wanted and wanted not in allowed:
-            raise DataError(
-                f"{self.name} has no {what} column {wanted!r}: set data.{what}_column to one of "
-                f"{', '.join(allowed) or '(it has none)'}"
-            )
+            known = ", ".join(allowed) or "(it has none)"
+            raise DataError(f"{self.name} has no {what} column {wanted!r}: set data.{what}_column to one of {known}")
         best = [wanted] if wanted else [n for n in preferred if n in found] or found
         if not best:
-            raise DataError(
-                f"{self.name} has no column of {what}s, only {', '.join(self.dataset.features)}: "
-                f"set data.{what}_column or choose other data"
-            )
+            wrong = f"{self.name} has no column of {what}s, only {', '.join(self.dataset.features)}"
+            raise DataError(f"{wrong}: set data.{what}_column or choose other data")
         if len(best) > 1 and best[0] not in preferred:
             raise DataError(f"{self.name}: set data.{what}_column to one of {', '.join(best)}")
         return best[0]
-
-
-def _is_struct_of_bytes(feature: Any) -> bool:
-    return isinstance(feature, dict) and feature.get("bytes") == library().Value("binary")
 
 
 def is_dataset(path: Path) -> bool:
@@ -122,13 +100,10 @@ def open_dataset(config: DataConfig, path: Path | None) -> tuple[HubPart, HubPar
         train = names[0] if len(names) == 1 else "train"
         if train not in names:
             listed = ", ".join(names) or "none"
-            raise DataError(
-                f"{config.source} has no split called train (its splits: {listed}): choose other data"
-            )
+            raise DataError(f"{config.source} has no split called train (its splits: {listed}): choose other data")
         held = next((n for n in VALIDATION if n in names and n != train), None)
-        data = splits[train]()
-        rest = None if held is None else splits[held]()
-    return HubPart(data, config, train), None if held is None else HubPart(rest, config, held)
+        data = HubPart(splits[train](), config, train)
+        return data, None if held is None else HubPart(splits[held](), config, held)
 
 
 def _splits(hf: Any, config: DataConfig, path: Path | None) -> dict[str, Callable[[], Any]]:
@@ -167,10 +142,8 @@ def library(source: str = "a Hugging Face dataset") -> Any:
     try:
         import datasets
     except ImportError:
-        raise DataError(
-            f"{source} is no .npz file or folder of images here, and Hugging Face datasets need a library: "
-            "pip install 'jacobiflow[data]'"
-        ) from None
+        wrong = f"{source} is no .npz file or folder of images here, and Hugging Face datasets need a library"
+        raise DataError(f"{wrong}: pip install 'jacobiflow[data]'") from None
     return datasets
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from jacobiflow.data.arrays import open_npz
 from jacobiflow.data.config import DataConfig, DataError
-from jacobiflow.data.decoding import MAX_PIXELS, SUFFIXES, Form, Part, Pictures, Rows, look
+from jacobiflow.data.decoding import MAX_PIXELS, SUFFIXES, Form, Images, Part, Rows, look
 from jacobiflow.data.folder import open_folder
 from jacobiflow.data.hub import is_dataset, open_dataset
 
@@ -25,17 +25,6 @@ __all__ = ["DataConfig", "DataError", "Images", "Survey", "load_images", "survey
 ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # a dataset id of the hub: name or owner/name
 SURVEYED = 500  # images
 FILES = SUFFIXES | {".npz", ".npy", ".parquet", ".arrow", ".csv", ".zip", ".tar", ".gz", ".tgz"}
-
-
-@dataclass(frozen=True)
-class Images:
-    """Images, uint8 [N, C, H, W], and their labels, int64 [N] or None."""
-
-    pixels: Tensor
-    labels: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.pixels)
 
 
 def load_images(
@@ -78,17 +67,15 @@ def load_images(
         held_labels = labels if own is None else _labels(own, num_classes)
 
     form = Form(image_size, channels, config.fit)
-    seen = train.read(rows, form)
-    if not len(seen.kept):
-        raise DataError(f"{train.name}: none of {len(rows)} images can be read: {_some(seen.failed)}")
-    _, channels, *shape = seen.pixels.shape
-    unseen = held.read(held_rows, replace(form, channels=channels, like=tuple(shape)))
-    if failed := seen.failed + unseen.failed:
-        count = f"{len(failed)} of {len(rows) + len(held_rows)}"
-        warnings.warn(
-            f"{config.source}: {count} images cannot be read and are left out: {_some(failed)}", stacklevel=2
-        )
-    return _images(seen, labels), _images(unseen, held_labels)
+    seen, failed = train.read(rows, form, labels)
+    if not len(seen):
+        raise DataError(f"{train.name}: none of {len(rows)} images can be read: {_some(failed)}")
+    _, channels, *like = seen.pixels.shape
+    unseen, also = held.read(held_rows, replace(form, channels=channels, like=(like[0], like[1])), held_labels)
+    if failed := failed + also:
+        count = f"{len(failed)} of {len(rows) + len(held_rows)} images"
+        warnings.warn(f"{config.source}: {count} cannot be read and are left out: {_some(failed)}", stacklevel=2)
+    return seen, unseen
 
 
 @dataclass(frozen=True)
@@ -163,18 +150,10 @@ def _labels(part: Part, num_classes: int) -> Tensor:
     if len(wrong):
         bad, top = int(labels[wrong[0]]), int(labels.max())
         name = f" ({part.classes[bad]})" if 0 <= bad < len(part.classes) else ""
-        advice = (
-            f"set num_classes to {top + 1} or choose other data" if labels.min() >= 0 else "fix the labels"
-        )
-        raise DataError(
-            f"{part.name}: label {bad}{name} of image {wrong[0]} is outside 0 to {num_classes - 1}: {advice}"
-        )
+        advice = f"set num_classes to {top + 1} or choose other data" if labels.min() >= 0 else "fix the labels"
+        label = f"label {bad}{name} of image {wrong[0]}"
+        raise DataError(f"{part.name}: {label} is outside 0 to {num_classes - 1}: {advice}")
     return torch.from_numpy(labels.astype(np.int64))
-
-
-def _images(pictures: Pictures, labels: Tensor | None) -> Images:
-    chosen = None if labels is None else labels[torch.from_numpy(pictures.kept)]
-    return Images(torch.from_numpy(pictures.pixels), chosen)
 
 
 def _some(lines: list[str], shown: int = 3) -> str:

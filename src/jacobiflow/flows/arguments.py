@@ -25,6 +25,12 @@ def as_int(name: str, value: Any, least: int = 0) -> int:
     return found
 
 
+def set_ints(record: Any, kind: str, **least: int) -> None:
+    """Make fields of a frozen dataclass whole numbers of at least these values; `kind` is its name in errors."""
+    for name, bound in least.items():
+        object.__setattr__(record, name, as_int(f"{kind}.{name}", getattr(record, name), bound))
+
+
 def number(name: str, value: Any) -> float:
     """A number that is finite."""
     if isinstance(value, bool) or not isinstance(value, Real) or not abs(float(value)) < math.inf:
@@ -38,17 +44,20 @@ def instance(kind: type[Any], value: Any) -> None:
         raise ValueError(f"this flow takes a {kind.__name__}, not {type(value).__name__}")
 
 
-def tensor(name: str, value: Any, like: Tensor) -> None:
-    """Refuse what is no plain tensor of floats on the flow's device."""
+def tensor(name: str, value: Any, like: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse what is no plain tensor [N, *shape] of the flow's floats on its device: nothing is cast silently."""
     if not isinstance(value, Tensor):
-        raise ValueError(
-            f"{name} must be a torch tensor, not {type(value).__name__}: use torch.as_tensor({name})"
-        )
+        raise ValueError(f"{name} must be a torch tensor, not {type(value).__name__}: use torch.as_tensor({name})")
     if value.layout is not torch.strided or not value.is_floating_point():
         kind = str(value.dtype if value.layout is torch.strided else value.layout).removeprefix("torch.")
         raise ValueError(f"{name} must be a dense tensor of floats, not {kind}")
     if value.device != like.device:
         raise ValueError(f"{name} is on {value.device}, the flow on {like.device}: bring them together")
+    if tuple(value.shape[1:]) != shape:
+        raise ValueError(f"{name} must be [N, {', '.join(map(str, shape))}], not {list(value.shape)}")
+    if value.dtype != like.dtype and not torch.is_autocast_enabled(value.device.type):
+        mine, its = (str(t).removeprefix("torch.") for t in (like.dtype, value.dtype))
+        raise ValueError(f"{name} is {its}, the flow {mine}: use {name}.to(torch.{mine}) or flow.to({name}.dtype)")
 
 
 def labels(value: Any, n: int, classes: int, device: torch.device) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from jacobiflow.core.cache_folder import cache_folder, own_folder
 from jacobiflow.core.method import Method, Plan
-from jacobiflow.core.warn import warn_once
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.cost_model import Clock, costs_of
 from jacobiflow.flows.guidance import Guidance
@@ -72,9 +72,8 @@ def default_plan(flow: Flow) -> Plan:
     blocks, device = len(flow.blocks), next(flow.parameters()).device
     if device.type == "cpu":
         return Plan.sequential(blocks)
-    most = max(flow.sequence_shape[0] // 8, 1)
     scale = flow.default_deviation / 0.05
-    whole = Method(tol=0.01 * scale, max_sweeps=most)
+    whole = Method(tol=0.01 * scale, max_sweeps=max(flow.sequence_shape[0] // 8, 1))
     return Plan((Method(width=64, tol=1e-4 * scale), *[whole] * (blocks - 1)))
 
 
@@ -91,13 +90,10 @@ def entry_of(flow: Flow, guidance: Guidance) -> Entry | None:
 
     A flow without a profile takes the one that `tune` kept in the cache folder.
     """
-    profile = flow.profile
-    if profile is not None and profile.weights != flow.fingerprint():
-        warn_once("the convergence profile of this flow is of other weights and is not used: run tune")
-        profile = None
+    profile = flow.current(flow.profile, "convergence profile")
     if profile is None:
         recall(flow)
-        profile = flow.profile if flow.profile and flow.profile.weights == flow.fingerprint() else None
+        profile = flow.current(flow.profile, "convergence profile")
     found = None if profile is None else profile.entry(guidance)
     return found if found is not None and len(found.blocks) == len(flow.blocks) else None
 
@@ -131,18 +127,17 @@ def choices(
     guidance: Guidance,
     context: Tensor | None = None,
     backend: Backend | None = None,
-    clock: Clock | None = None,
+    clock: Clock = perf_counter,
 ) -> list[list[Choice]]:
     """Per block the methods of the profile with their predicted seconds, and sequential decoding last."""
     labels = flow.every_label(n)
     context = None if context is None else context.reshape(-1, context.shape[-1])[:1].expand(n, -1)
     z = flow.to_prior(flow.noise(n, 0))
-    options = {} if clock is None else {"clock": clock}
     found = []
     with torch.no_grad(), torch_single_threaded(z):
         stack = flow.bound_blocks(n, labels=labels, context=context, guidance=guidance, backend=backend)
         for block, cells in zip(stack, entry.blocks, strict=True):
-            costs = costs_of(block, z, **options)
+            costs = costs_of(block, z, clock=clock)
             exact = Choice(Method(width=1, unit=flow.default_unit), costs.sequential(n), 0.0)
             known = [c for c in cells if c.init != "calibrated" or block.guess is not None]
             usable = (c for c in known if c.precision == "float32" or costs.rough)
@@ -165,17 +160,11 @@ def pick(rows: Sequence[Sequence[Choice]], bound: float) -> Plan:
     best: list[tuple[float, tuple[Method, ...]]] = [(0.0, ())] * (LEVELS + 1)  # by deviation spent so far
     for row in rows:
         steps = [(c, math.ceil(c.deviation / bound * LEVELS)) for c in row if c.deviation <= bound]
-        best = [
-            min(
-                (
-                    (best[level - cost][0] + c.seconds, (*best[level - cost][1], c.method))
-                    for c, cost in steps
-                    if cost <= level
-                ),
-                key=lambda found: found[0],
-            )
-            for level in range(LEVELS + 1)
-        ]
+        before, best = best, []
+        for level in range(LEVELS + 1):
+            found = [(before[level - cost], c) for c, cost in steps if cost <= level]
+            (seconds, methods), last = min(found, key=lambda pair: pair[0][0] + pair[1].seconds)
+            best.append((seconds + last.seconds, (*methods, last.method)))
     seconds, methods = best[LEVELS]
     exact = sum(row[-1].seconds for row in rows)
     return Plan(methods if seconds <= GAIN * exact else tuple(row[-1].method for row in rows))

@@ -49,7 +49,7 @@ def models() -> Models:
     """The models that `jf.load` knows by name: data set, positions T, classes, parameters, quality.
 
     >>> [m.name for m in models() if m.data == "mnist"]
-    ['mnist', 'mnist-maf']
+    ['mnist', 'mnist-maf', 'mnist-small']
     """
     return Models(_describe(name) for name in bundled_names())
 
@@ -63,20 +63,15 @@ def _describe(name: str) -> Bundled:
     with torch.inference_mode():
         engines = {block.engine.name for block in flow.bound_blocks(1, context=context)}
     card = (files(MODELS) / name / CARD).read_text(encoding="utf-8")
+    header = dict(re.findall(r"^(\w+): (.*)$", card.partition("\n---\n")[0], re.MULTILINE))
     return Bundled(
         name=name,
         family=flow.family,
-        data=_header(card, "datasets").strip("[]"),
+        data=header.get("datasets", "").strip("[]"),
         length=flow.sequence_shape[0],
         classes=flow.num_classes,
         parameters=sum(p.numel() for p in flow.parameters()),
-        quality=_header(card, "quality"),
+        quality=header.get("quality", ""),
         backend=" + ".join(sorted(engines)),
         config=asdict(flow.config),
     )
-
-
-def _header(card: str, key: str) -> str:
-    """A line of the header of a model card."""
-    found = re.search(rf"^{key}: (.*)$", card.partition("\n---\n")[0], re.MULTILINE)
-    return found[1] if found else ""

@@ -41,10 +41,6 @@ class Calibration:
     slope: Tensor  # [blocks, T, D]
     weights: str  # their fingerprint
 
-    def guess(self, block: int) -> Guess:
-        """Mean and slope [T, D] of a block."""
-        return self.mean[block], self.slope[block]
-
     def save(self, folder: Path) -> None:
         """Write `guess.safetensors` into a checkpoint folder."""
         tensors, header = {"mean": self.mean, "slope": self.slope}, {"weights": self.weights}
@@ -65,11 +61,7 @@ class Calibration:
 
 @torch.no_grad()
 def calibrate(
-    flow: Flow,
-    *,
-    noises: int = NOISES,
-    seconds: float = math.inf,
-    progress: Callable[[str], None] = lambda _: None,
+    flow: Flow, *, noises: int = NOISES, seconds: float = math.inf, progress: Callable[[str], None] = lambda _: None
 ) -> None:
     """Fit the first guesses of a flow and give them to it, as `flow.calibration`.
 
@@ -79,8 +71,10 @@ def calibrate(
     if flow.context_features:
         return
     if seconds < math.inf:
+        probe = flow.noise(PROBE_NOISES, SEED)
+        flow.decode(probe, "sequential", warn=False)  # pays for what a flow makes at its first use
         began = time.perf_counter()
-        flow.decode(flow.noise(PROBE_NOISES, SEED), "sequential", warn=False)
+        flow.decode(probe, "sequential", warn=False)
         noises = min(noises, int(seconds * PROBE_NOISES / (time.perf_counter() - began)))
     if noises < FEWEST_NOISES:
         return
@@ -106,7 +100,7 @@ def fit_line(z: Tensor, x: Tensor) -> Guess:
     finite = (x.isfinite() & z.isfinite()).flatten(1).all(1)
     z, x = z[finite].double(), x[finite].double()
     if len(z) < 2:
-        return torch.zeros_like(z[:1].sum(0)), torch.ones_like(z[:1].sum(0))
+        return z.new_zeros(z.shape[1:]), z.new_ones(z.shape[1:])
     z_mean, x_mean = z.mean(0), x.mean(0)
     covariance = ((z - z_mean) * (x - x_mean)).mean(0)
     slope = covariance / (z - z_mean).square().mean(0).clamp_min(torch.finfo(z.dtype).tiny)

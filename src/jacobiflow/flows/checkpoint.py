@@ -13,9 +13,11 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -49,9 +51,7 @@ class CheckpointError(JacobiflowError, ValueError):
 # Writing
 
 
-def save(
-    flow: Flow, folder: str | Path, *, dtype: torch.dtype | None = None, card: str | None = None
-) -> None:
+def save(flow: Flow, folder: str | Path, *, dtype: torch.dtype | None = None, card: str | None = None) -> None:
     """Write `flow` into `folder`. A save that fails leaves the previous checkpoint.
 
     dtype: of the stored weights. Default: the dtype of the flow.
@@ -59,16 +59,13 @@ def save(
     """
     folder, kind = Path(folder), type(flow)
     if not loads_as_itself(kind):
-        raise CheckpointError(
-            f"{kind.__name__} would load as another family's flow: give it a name in `family` and register it"
-        )
-    doc = {"format": "jacobiflow", "version": 1, "family": flow.family, "config": asdict(flow.config)}
-    text = json.dumps(doc, indent=2) + "\n"
+        fix = "give it a name in `family` and register it"
+        raise CheckpointError(f"{kind.__name__} would load as another family's flow: {fix}")
+    plain = {"format": "jacobiflow", "version": 1, "family": flow.family, "config": asdict(flow.config)}
+    text = json.dumps(plain, indent=2) + "\n"
     doc = json.loads(text)  # with lists for tuples, as a reader sees them
     tensors = {name: _stored(name, value, dtype) for name, value in flow.state_dict().items()}
-    header = {
-        "jacobiflow": f"{_config_id(doc)} {checksum(tensors)}"
-    }  # one entry: the order of several is random
+    header = {"jacobiflow": f"{_config_id(doc)} {checksum(tensors)}"}  # one entry: the order of several is random
     try:
         folder.mkdir(parents=True, exist_ok=True)
         old = _saved_config(folder)
@@ -79,19 +76,14 @@ def save(
         write_text(folder / CONFIG, text)
         if card is not None or not same or not (folder / CARD).exists():
             write_text(folder / CARD, default_card(flow) if card is None else card)
-        _save_measured(flow, folder, stored=dtype or next(flow.parameters()).dtype)
+        exactly = dtype in (None, next(flow.parameters()).dtype)
+        for file, measured in ((calibration.FILE, flow.calibration), (profile.FILE, flow.profile)):
+            if exactly and measured is not None and measured.weights == flow.fingerprint():
+                measured.save(folder)
+            else:  # it was measured on other weights than those that are stored
+                (folder / file).unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write {folder}: {error}") from None
-
-
-def _save_measured(flow: Flow, folder: Path, stored: torch.dtype) -> None:
-    """Write what was measured on these very weights: first guesses and the convergence profile."""
-    same = stored == next(flow.parameters()).dtype
-    for file, measured in ((calibration.FILE, flow.calibration), (profile.FILE, flow.profile)):
-        if measured is not None and same and measured.weights == flow.fingerprint():
-            measured.save(folder)
-        else:
-            (folder / file).unlink(missing_ok=True)
 
 
 def _stored(name: str, value: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -201,19 +193,13 @@ def bundled_names() -> list[str]:
 
 def _read(folder: Path, dtype: torch.dtype) -> Flow:
     path, doc = folder / WEIGHTS, _read_config(folder / CONFIG)
-    try:
+    with _errors(path):
         check_plain(path)
         with safe_open(path, framework="pt") as f:
             doc, total = _matching_config(doc, f)
-            family, config = parse_config(doc, folder / CONFIG)
+            family, config = _parse_config(doc, folder / CONFIG)
             _check_tensors(f, config, path)
             tensors = {name: f.get_tensor(name) for name, _ in config.shapes()}
-    except CheckpointError:
-        raise
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no {WEIGHTS}: it is not a checkpoint") from None
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from None
     if total and total != checksum(tensors):
         raise CheckpointError(f"{path} is damaged: its numbers are not those that were saved")
     try:
@@ -225,14 +211,26 @@ def _read(folder: Path, dtype: torch.dtype) -> Flow:
     return flow
 
 
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    """A file that is missing or cannot be read as a CheckpointError."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except FileNotFoundError:
+        if path.name == CONFIG and (path.parent / "state.safetensors").exists():
+            advice = "rerun its command to finish it, or use a checkpoint in its folder kept"
+            raise CheckpointError(f"{path.parent} is a training that has not finished: {advice}") from None
+        raise CheckpointError(f"{path.parent} has no {path.name}: it is not a checkpoint") from None
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from None
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     """The content of config.json, if it is in our format."""
-    try:
+    with _errors(path):
         doc = parse_json(read_text(path))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}: it is not a checkpoint") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from None
     if not isinstance(doc, dict) or doc.get("format") != "jacobiflow":
         raise CheckpointError(f'{path} is not a jacobiflow config ("format": "jacobiflow" is missing)')
     if doc.get("version") != 1:
@@ -249,7 +247,7 @@ def _matching_config(doc: dict[str, Any], weights: Any) -> tuple[dict[str, Any],
     return doc, total
 
 
-def parse_config(doc: Mapping[str, Any], path: Path) -> tuple[type[Any], Any]:
+def _parse_config(doc: Mapping[str, Any], path: Path) -> tuple[type[Any], Any]:
     """The family and config of a checkpoint."""
     try:
         doc = upgrade(doc)
@@ -269,9 +267,7 @@ def _check_tensors(f: Any, config: Any, path: Path) -> None:
         piece = f.get_slice(name)
         if tuple(piece.get_shape()) != shape:
             want = ", ".join(map(short, shape))
-            raise CheckpointError(
-                f"{path}: tensor {name!r} is {list(piece.get_shape())}, its config says [{want}]"
-            )
+            raise CheckpointError(f"{path}: tensor {name!r} is {list(piece.get_shape())}, its config says [{want}]")
         if piece.get_dtype() not in DTYPES:
             raise CheckpointError(f"{path}: tensor {name!r} has type {piece.get_dtype()}, not a float")
     if left:
@@ -281,49 +277,40 @@ def _check_tensors(f: Any, config: Any, path: Path) -> None:
 # The hub
 
 
-def _hub() -> Any:
+HUB_ERRORS = {
+    "GatedRepoError": "its owner must grant access first; ask on its page, then `hf auth login`",
+    "RepositoryNotFoundError": "no such model, or it is private (then `hf auth login`)",
+    "RevisionNotFoundError": "it has no such revision",
+    "IncompleteSnapshotError": "the local cache has only a part of it and there is no connection",
+    "LocalEntryNotFoundError": "no connection to the hub, and it is not in the local cache",
+}
+
+
+@contextmanager
+def _hub(failed: str) -> Iterator[Any]:
+    """The client of the hub. Its errors become one line that begins with `failed`."""
     try:
-        import huggingface_hub
+        import huggingface_hub as hub
     except ImportError:
         raise CheckpointError("hub ids need huggingface_hub: pip install 'jacobiflow[hub]'") from None
-    return huggingface_hub
+    try:
+        yield hub
+    except Exception as error:  # the client raises many kinds
+        reasons = (text for name, text in HUB_ERRORS.items() if isinstance(error, getattr(hub.errors, name, ())))
+        lines = (line.strip() for line in str(error).splitlines() if line.strip())
+        reason = next(chain(reasons, lines), type(error).__name__)
+        raise CheckpointError(f"{failed}: {reason}") from None
 
 
 def _download(repo: str, revision: str | None) -> tuple[Path, str]:
     """The folder of a checkpoint from the hub or its local cache, and its commit."""
-    hub = _hub()
-    try:
-        folder = Path(
-            hub.snapshot_download(
-                repo,
-                revision=revision,
-                allow_patterns=[CONFIG, WEIGHTS, CARD, calibration.FILE, profile.FILE],
-            )
-        )
-    except Exception as error:  # the hub client raises many kinds
-        raise CheckpointError(
-            f"there is no folder {repo!r}, and the hub does not give it: {_reason(hub, error)}"
-        ) from None
+    with _hub(f"there is no folder {repo!r}, and the hub does not give it") as hub:
+        folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=FILES))
     cache = folder.resolve().parents[2:3]  # <cache>/models--user--model/snapshots/<commit>
     for name in (CONFIG, WEIGHTS):
         if cache and not (folder / name).resolve().is_relative_to(cache[0]):
             raise CheckpointError(f"{repo}: {name} is a link that leaves the hub's cache")
     return folder, folder.name
-
-
-def _reason(hub: Any, error: Exception) -> str:
-    """Why the hub client failed, in one line."""
-    known = {
-        "GatedRepoError": "its owner must grant access first; ask on its page, then `hf auth login`",
-        "RepositoryNotFoundError": "no such model, or it is private (then `hf auth login`)",
-        "RevisionNotFoundError": "it has no such revision",
-        "IncompleteSnapshotError": "the local cache has only a part of it and there is no connection",
-        "LocalEntryNotFoundError": "no connection to the hub, and it is not in the local cache",
-    }
-    for name, text in known.items():
-        if isinstance(error, getattr(hub.errors, name, ())):
-            return text
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def push_to_hub(
@@ -339,11 +326,8 @@ def push_to_hub(
 
     dtype, card: as in `save`.
     """
-    hub = _hub()
     with tempfile.TemporaryDirectory() as folder:
         save(flow, folder, dtype=dtype, card=card or default_card(flow, repo))
-        try:
+        with _hub(f"cannot upload to {repo!r}") as hub:
             hub.create_repo(repo, private=private, exist_ok=True)
             return str(hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message))
-        except Exception as error:
-            raise CheckpointError(f"cannot upload to {repo!r}: {_reason(hub, error)}") from None

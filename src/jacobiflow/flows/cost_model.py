@@ -21,11 +21,11 @@ from torch import Tensor
 
 from jacobiflow.core.block import Block
 from jacobiflow.core.cache_folder import own_folder, read_own, write_own
-from jacobiflow.core.decode import Batch, sweep
+from jacobiflow.core.decode import sweep
 from jacobiflow.core.hardware import processor_name
 from jacobiflow.core.method import Method
 from jacobiflow.core.records import build, parse_json
-from jacobiflow.core.rows import Rows
+from jacobiflow.core.rows import Look, Rows
 from jacobiflow.kernels.build import version as kernels_version
 
 WIDTHS = (8, 16, 32, 64)
@@ -101,65 +101,63 @@ def _kept(key: str, make: Callable[[], Costs]) -> Costs:
 
 @torch.inference_mode()
 def measure(block: Block, z: Tensor, clock: Clock = time.perf_counter) -> Costs:
-    """Time sequential decoding and single sweeps in the middle of the sequence, with n rows and with one."""
+    """Time sequential decoding and single sweeps in the middle of the sequence, with n rows and with one.
+
+    z [n, T, D] is finite, and serves as x too.
+    """
     n, length, _ = z.shape
     widths = (*(w for w in WIDTHS if w < length), length)
+    if length == 1:
+        return Costs(rows=n, length=1, position=0.0, widths=widths, alone=(0.0,), together=(0.0,))
     every, one = (block.select(torch.arange(rows, device=z.device)) for rows in (n, 1))
     position = _position_seconds(every, z, clock)  # and again below: other programs come and go
     together = _sweep_seconds(every, z, widths, clock)
     alone = together if n == 1 else _sweep_seconds(one, z[:1], widths, clock)
+    fast, rough = one.engine.rough(), 0.0
+    if fast is not None:
+        rough = _best(lambda: fast.inverse(z[:1, 1:], fast.params(z[:1], 1, length - 1, None)), clock)
     return Costs(
         rows=n,
         length=length,
         position=min(position, _position_seconds(every, z, clock)),
         widths=widths,
-        alone=tuple(alone),
-        together=tuple(together),
-        rough=_rough_seconds(one, z[:1], clock) * together[-1] / (alone[-1] or 1.0),
+        alone=alone,
+        together=together,
+        rough=rough * together[-1] / (alone[-1] or 1.0),
     )
 
 
-def _rough_seconds(block: Block, z: Tensor, clock: Clock) -> float:
-    """One whole sweep in bfloat16; 0 if the backend has none."""
-    engine, x = block.engine.rough(), z.nan_to_num(0)
-    if engine is None or z.shape[1] == 1:
-        return 0.0
-    return _best(lambda: engine.inverse(z[:, 1:], engine.params(x, 1, z.shape[1] - 1, None)), clock)
-
-
 def _position_seconds(block: Block, z: Tensor, clock: Clock) -> float:
-    (n, length, _), engine = z.shape, block.engine
-    if length == 1:
-        return 0.0
-    x, slope, steps = z.nan_to_num(0), z.new_zeros(n, length), min(STEPS, length - 1)
+    """One position of sequential decoding."""
+    n, length, _ = z.shape
+    slope, steps = z.new_zeros(n, length), min(STEPS, length - 1)
     while True:
         start = (length - steps + 1) // 2  # in the middle of the sequence
-        cache = _filled(block, x, start)
-        seconds = _best(partial(engine.solve, x.clone(), z, slope, start, start + steps, cache), clock)
+        cache = _filled(block, z, start)
+        seconds = _best(partial(block.engine.solve, z.clone(), z, slope, start, start + steps, cache), clock)
         if seconds >= ENOUGH_SECONDS or steps == length - 1:
             return seconds / steps
         steps = min(4 * steps, length - 1)
 
 
-def _sweep_seconds(block: Block, z: Tensor, widths: Sequence[int], clock: Clock) -> list[float]:
-    """Seconds of one sweep by width; the widest are extrapolated when time runs out."""
+def _sweep_seconds(block: Block, z: Tensor, widths: Sequence[int], clock: Clock) -> tuple[float, ...]:
+    """One sweep by width; the widest are extrapolated when time runs out."""
     (n, length, dim), began, found = z.shape, clock(), list[float]()
-    for width in widths:
+    for i, width in enumerate(widths):
         if found and clock() - began > BUDGET_SECONDS:
-            found.append(found[-1] * width / widths[len(found) - 1])
+            found.append(found[-1] * width / widths[i - 1])
             continue
-        start, padding = (1, 0) if width == length else (max(length // 2, 1), width)
-        rows = Rows.start(z, z[:, :1], z.new_zeros(n, 1, dim), z.nan_to_num(0), padding)
+        start = 1 if width == length else max(length // 2, 1)
+        rows = Rows.start(block, z, z[:, :1], z.new_zeros(n, 1, dim), z, width)
         rows.frontier.fill_(start)
-        batch = Batch(block, rows, _filled(block, rows.x, start), width)
-        look, frontier = rows.look(), rows.frontier.clone()
+        rows.cache = _filled(block, z, start)
+        found.append(_best(partial(_sweep_from, start, rows, rows.look()), clock))
+    return tuple(found)
 
-        def once(batch: Batch = batch, look: Any = look, frontier: Tensor = frontier) -> None:
-            batch.rows.frontier.copy_(frontier)
-            sweep(batch, look, Method(width=batch.width, unit="absolute"))
 
-        found.append(_best(once, clock) if length > 1 else 0.0)
-    return found
+def _sweep_from(start: int, rows: Rows, look: Look) -> None:
+    rows.frontier.fill_(start)
+    sweep(rows, look, Method(width=rows.width, unit="absolute"))
 
 
 def _filled(block: Block, x: Tensor, start: int) -> Any:
@@ -171,7 +169,7 @@ def _filled(block: Block, x: Tensor, start: int) -> Any:
 
 
 def _best(work: Callable[[], object], clock: Clock) -> float:
-    """The shortest of a few runs, after one that pays for set-up."""
+    """Seconds of the shortest of a few runs, after one that pays for set-up."""
     work()
     times = []
     for _ in range(REPEATS):

@@ -20,34 +20,25 @@ from jacobiflow.core.block import Block, Conditioner
 from jacobiflow.core.decode import decode
 from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.implicit import attach
-from jacobiflow.core.method import Init, Method, Plan, Unit
+from jacobiflow.core.method import INITS, Init, Method, Plan, Unit
 from jacobiflow.core.noise import row_noise
 from jacobiflow.core.progress import progress_bar
-from jacobiflow.core.results import (
-    BlockStats,
-    Decoded,
-    Encoded,
-    JacobiflowError,
-    OnFailure,
-    Stats,
-    Watcher,
-    joined,
-)
+from jacobiflow.core.results import BlockStats, Decoded, Encoded, JacobiflowError, OnFailure, Stats, Watcher, joined
 from jacobiflow.core.warn import warn_once
 from jacobiflow.flows import arguments
 from jacobiflow.flows.calibration import Calibration
+from jacobiflow.flows.checks import PROBES, checked, warn_if_loose, warn_of_nonfinite
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.nonfinite import warn_of_nonfinite
 from jacobiflow.flows.plans import resolve_plan
 from jacobiflow.flows.profile import Profile
-from jacobiflow.flows.residual import PROBES, checked, warn_if_loose
-from jacobiflow.flows.weights import Group, MemoModule, WeightMemo, digest, tensors_of
+from jacobiflow.flows.weights import Group, MemoModule, WeightMemo, check_size, digest, tensors_of
 from jacobiflow.kernels.backend import Backend, bind
 from jacobiflow.kernels.threads import torch_single_threaded
 
 GRADIENT_TOL = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 R = TypeVar("R")
 P = ParamSpec("P")
+Measured = TypeVar("Measured", Calibration, Profile)
 
 
 class NonfiniteError(JacobiflowError, ValueError):
@@ -56,13 +47,14 @@ class NonfiniteError(JacobiflowError, ValueError):
 
 def _with_weights(method: Callable[Concatenate[Flow, P], R]) -> Callable[Concatenate[Flow, P], R]:
     """A method that reads the weights once, beside its work. Where a callback is given, which may write to
-    them, every block looks at its own instead."""
+    them, every block looks at its own instead.
+    """
 
     @wraps(method)
     def run(self: Flow, /, *args: P.args, **options: P.kwargs) -> R:
         if options.get("watch") is not None:
             return method(self, *args, **options)
-        return self.with_weights(lambda: method(self, *args, **options))
+        return self._memo.solve(self._groups(), self._seen_finite, lambda _: method(self, *args, **options))
 
     return run
 
@@ -85,11 +77,12 @@ class Flow(nn.Module, ABC):
     calibration: Calibration | None = None  # first guesses, bound to the weights that they were fitted for
     profile: Profile | None = None  # how fast sweeps converge, bound to weights too
 
-    def __init__(self) -> None:
+    def __init__(self, config: Any) -> None:
+        arguments.instance(self.config_type, config)
+        check_size(config.shapes())
         super().__init__()
+        self.config = config
         self._memo = WeightMemo()
-        self._version = 0  # of the weights
-        self._fingerprint = (-1, "")  # of the weights of that version
         self.auto_plans: dict[Any, Plan] = {}  # what "auto" chose, by setting
         self._probed: set[Any] = set()  # settings with a tol by hand whose residual was looked at
 
@@ -97,13 +90,13 @@ class Flow(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def latent_shape(self) -> tuple[int, ...]:
-        """The shape of one z."""
-
-    @property
-    @abstractmethod
     def data_shape(self) -> tuple[int, ...]:
         """The shape of one x."""
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """The shape of one z."""
+        return self.data_shape
 
     @abstractmethod
     def to_sequence(self, x: Tensor) -> Tensor:
@@ -118,9 +111,7 @@ class Flow(nn.Module, ABC):
         """The order in which block k takes the positions; None is as they come."""
 
     @abstractmethod
-    def bind(
-        self, k: int, n: int, condition: Tensor | None, guidance: Guidance
-    ) -> tuple[Conditioner, Bijector]:
+    def bind(self, k: int, n: int, condition: Tensor | None, guidance: Guidance) -> tuple[Conditioner, Bijector]:
         """The conditioner of block k for n rows, with all that is bound to them, and its elementwise map."""
 
     def data_log_det(self) -> Tensor | float:
@@ -166,14 +157,9 @@ class Flow(nn.Module, ABC):
 
     # Density
 
-    def encode(
-        self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None
-    ) -> Encoded:
+    def encode(self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None) -> Encoded:
         """z, standard normal if x is as the model believes, and log |dz/dx| [N] in nats."""
-        arguments.tensor("x", x, next(self.parameters()))
-        if tuple(x.shape[1:]) != self.data_shape:
-            raise ValueError(f"x must be [N, {_dims(self.data_shape)}], not {list(x.shape)}")
-        self._refuse_type("x", x)
+        arguments.tensor("x", x, next(self.parameters()), self.data_shape)
         condition = self._condition(len(x), labels, context)
         seq, log_det = self._encode(self.to_sequence(x), condition, Guidance())
         return Encoded(z=seq.reshape(len(x), *self.latent_shape), log_det=log_det)
@@ -181,9 +167,8 @@ class Flow(nn.Module, ABC):
     def _encode(self, seq: Tensor, condition: Tensor | None, guidance: Guidance) -> tuple[Tensor, Tensor]:
         log_det = seq.new_zeros(len(seq)) - self.data_log_det()
         for k in range(len(self.blocks)):
-            seq, slope = bind(*self.bind(k, len(seq), condition, guidance), self.order(k), "torch").forward(
-                seq
-            )
+            block = bind(*self.bind(k, len(seq), condition, guidance), self.order(k), "torch")
+            seq, slope = block.forward(seq)
             log_det = log_det + slope
         var = self.prior_var()
         if var is not None:
@@ -191,16 +176,12 @@ class Flow(nn.Module, ABC):
             log_det = log_det - 0.5 * var.log().sum()
         return seq, log_det
 
-    def log_prob(
-        self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None
-    ) -> Tensor:
+    def log_prob(self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
         """log p(x) [N] in nats: log N(z; 0, I) + log |dz/dx|."""
         enc = self.encode(x, labels, context=context)
         return standard_normal(enc.z) + enc.log_det
 
-    def bits_per_dim(
-        self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None
-    ) -> Tensor:
+    def bits_per_dim(self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
         """-log2 p(x) / dims(x), [N].
 
         This is the density of x itself. For x = (pixel + u) / 128 - 1, pixels of 0 .. 255, the
@@ -277,29 +258,18 @@ class Flow(nn.Module, ABC):
         warn: give one RuntimeWarning if samples are not finite, with their number and what to do, and one per
             setting if the given tol leaves large residuals. False is for callers that look at `stats`.
         """
-        arguments.tensor("z", z, next(self.parameters()))
-        if tuple(z.shape[1:]) != self.latent_shape:
-            raise ValueError(f"z must be [N, {_dims(self.latent_shape)}], not {list(z.shape)}")
-        self._refuse_type("z", z)
+        arguments.tensor("z", z, next(self.parameters()), self.latent_shape)
         given = tol
         if differentiable and tol is None and plan in (None, "uniform", "selective"):
             plan, tol = plan or "selective", GRADIENT_TOL[z.dtype]
         guide = Guidance.of(guidance)
         self.refuse_nonfinite()
         condition = self._condition(len(z), labels, context)
-        methods = self.plan(
-            plan,
-            tol=tol,
-            init=init,
-            max_deviation=max_deviation,
-            n=len(z),
-            context=context,
-            guidance=guide,
-            backend=backend,
-        )
+        setting: dict[str, Any] = {"context": context, "guidance": guide, "backend": backend}
+        methods = self.plan(plan, tol=tol, init=init, max_deviation=max_deviation, n=len(z), **setting)
         began = time.perf_counter()
         with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()), torch_single_threaded(z):
-            bound = self.bound_blocks(len(z), labels=labels, context=context, guidance=guide, backend=backend)
+            bound = self.bound_blocks(len(z), labels=labels, **setting)
             guide.refuse_idle(labels)
             solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
             seq, log_det, stats = self._decode(z, methods, bound, solve)
@@ -310,11 +280,12 @@ class Flow(nn.Module, ABC):
             with torch.no_grad():
                 again, _ = self._encode(seq.detach(), condition, guide)
             stats, residual = checked(stats, z, again.reshape(z.shape))
+        found = Stats(blocks=stats, seconds=seconds, residual=residual, plan=methods)
+        out = Decoded(x=x, log_det=log_det, stats=found)
         if warn:
             warn_of_nonfinite(x, z, guide)
-            self._probe(given, methods, z, x, condition, guide)
-        found = Stats(blocks=stats, seconds=seconds, residual=residual, plan=methods)
-        return Decoded(x=x, log_det=log_det, stats=found)
+            self._probe(given, z, out, condition, guide)
+        return out
 
     def _decode(
         self, z: Tensor, plan: Plan, blocks: list[Block], solve: Callable[..., Decoded]
@@ -328,29 +299,22 @@ class Flow(nn.Module, ABC):
             out = solve(block, seq, method, number=i)
             x, slope = out.x, out.log_det
             if torch.is_grad_enabled():
-                tight = max(method.tol, GRADIENT_TOL[seq.dtype])
-                x, slope = attach(block, seq, x, slope, tol=tight)
+                x, slope = attach(block, seq, x, slope, tol=max(method.tol, GRADIENT_TOL[seq.dtype]))
             seq, log_det = x, log_det + slope
             stats.append(out.stats.blocks[0])
         return seq, log_det, tuple(stats)
 
-    def _probe(
-        self,
-        tol: float | None,
-        plan: Plan,
-        z: Tensor,
-        x: Tensor,
-        condition: Tensor | None,
-        guidance: Guidance,
-    ) -> None:
+    def _probe(self, tol: float | None, z: Tensor, out: Decoded, condition: Tensor | None, guide: Guidance) -> None:
         """Look at the residual of a few samples where tol is given by hand, once per setting."""
-        if not tol or not len(z) or (plan, guidance) in self._probed:
+        setting = (out.stats.plan, guide)
+        if not tol or not len(z) or setting in self._probed:
             return
-        self._probed.add((plan, guidance))
-        z, x = z[: min(PROBES, len(x))].detach(), x[:PROBES].detach()
+        self._probed.add(setting)
+        x = out.x[:PROBES].detach()
+        z = z[: len(x)].detach()
         condition = None if condition is None else condition[: len(z)]
         with torch.no_grad():
-            again, _ = self._encode(self.to_sequence(x), condition, guidance)
+            again, _ = self._encode(self.to_sequence(x), condition, guide)
         warn_if_loose(tol, z, again.reshape(z.shape))
 
     @property
@@ -380,22 +344,26 @@ class Flow(nn.Module, ABC):
         guesses = self.guesses()
         if guesses is None:
             return blocks
-        return [replace(block, guess=guesses.guess(i)) for i, block in enumerate(blocks)]
+        pairs = zip(guesses.mean, guesses.slope, strict=True)
+        return [replace(block, guess=pair) for block, pair in zip(blocks, pairs, strict=True)]
 
     def guesses(self) -> Calibration | None:
         """The calibrated first guesses, if they were fitted for the weights as they are."""
-        if self.calibration is None or self.calibration.weights == self.fingerprint():
-            return self.calibration
-        warn_once("the calibrated first guess of this flow is of other weights and is not used: run tune")
+        return self.current(self.calibration, "calibrated first guess")
+
+    def current(self, measured: Measured | None, name: str) -> Measured | None:
+        """What was measured, if it was on the weights as they are; else None, and one warning."""
+        if measured is None or measured.weights == self.fingerprint():
+            return measured
+        warn_once(f"the {name} of this flow is of other weights and is not used: run tune")
         return None
 
     @property
     def inits(self) -> tuple[Init, ...]:
         """The first guesses that this flow can begin with, the default first."""
-        others: tuple[Init, ...] = ("zeros", "noise", "previous")
         default = Method().resolved(self.default_unit, calibrated=self.guesses() is not None).init
         assert default is not None
-        return (default, *(init for init in others if init != default))
+        return (default, *(init for init in INITS if init not in (default, "calibrated")))
 
     def fingerprint(self) -> str:
         """Identifies config and weights; the same for every dtype and device.
@@ -403,14 +371,13 @@ class Flow(nn.Module, ABC):
         Fields of the config at their default do not count, so that a new field changes no fingerprint. The
         noise of training does not count either: decoding does not depend on it.
         """
-        version = self.refuse_nonfinite()
-        if self._fingerprint[0] != version:
+        known = self.refuse_nonfinite()
+        if "fingerprint" not in known:
             tensors = {name: t.float() for name, t in self.state_dict().items()}
-            kept = (f for f in fields(self.config) if f.compare)
-            values = {f.name: (getattr(self.config, f.name), f.default) for f in kept}
-            own = {name: value for name, (value, default) in values.items() if value != default}
-            self._fingerprint = version, digest(tensors, self.family, repr(own))
-        return self._fingerprint[1]
+            values = ((f, getattr(self.config, f.name)) for f in fields(self.config) if f.compare)
+            own = {f.name: value for f, value in values if value != f.default}
+            known["fingerprint"] = digest(tensors, self.family, repr(own))
+        return known["fingerprint"]
 
     def every_label(self, n: int) -> Tensor | None:
         """Labels [n] with all classes in turn, and no label (-1) among them; None if the flow takes none."""
@@ -446,29 +413,19 @@ class Flow(nn.Module, ABC):
         size = max(n, 1) if batch_size is None else arguments.as_int("batch_size", batch_size, 1)
         condition = self._condition(n, labels, context)
         guide = Guidance.of(guidance)
+        setting: dict[str, Any] = {"guidance": guide, "backend": backend}
         if plan in (None, "auto") and tol is None and init is None:  # the same plan for every batch
-            some = slice(min(n, size))
-            auto = {"context": _part(context, some, 2), "guidance": guide, "backend": backend}
-            plan, max_deviation = self.plan("auto", max_deviation=max_deviation, n=some.stop, **auto), None
+            some = _part(context, slice(size), 2)
+            plan = self.plan("auto", max_deviation=max_deviation, n=min(n, size), context=some, **setting)
+            max_deviation = None
+        setting |= {"tol": tol, "init": init, "max_deviation": max_deviation, "on_failure": on_failure}
         parts: list[Decoded] = []
         with progress_bar(desc="sampling", unit=" samples", total=n, disable=not progress) as bar:
             for rows in (slice(i, i + size) for i in range(0, max(n, 1), size)):
-                label = _part(labels, rows, 1)
-                out = self.decode(
-                    z[rows],
-                    plan,
-                    labels=label,
-                    context=_part(context, rows, 2),
-                    tol=tol,
-                    init=init,
-                    max_deviation=max_deviation,
-                    guidance=guide,
-                    on_failure=on_failure,
-                    backend=backend,
-                    warn=False,
-                )
-                if not parts and out.stats.plan is not None:
-                    self._probe(tol, out.stats.plan, z, out.x, condition, guide)
+                label, own = _part(labels, rows, 1), _part(context, rows, 2)
+                out = self.decode(z[rows], plan, labels=label, context=own, warn=False, **setting)
+                if not parts:
+                    self._probe(tol, z, out, condition, guide)
                 parts.append(replace(out, x=self.denoise(out.x, labels=label)) if denoise else out)
                 bar.update(len(out.x))
         found = joined(parts)
@@ -480,27 +437,19 @@ class Flow(nn.Module, ABC):
         sigma = getattr(self.config, "noise_std", 0.0)
         if not sigma:
             raise ValueError("this flow was trained without Gaussian noise: there is nothing to denoise")
-        arguments.tensor("x", x, next(self.parameters()))
+        arguments.tensor("x", x, next(self.parameters()), self.data_shape)
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             (grad,) = torch.autograd.grad(self.log_prob(x, labels).sum(), x)
         return x.detach() + sigma**2 * grad
 
-    def plan(
-        self,
-        plan: str | Path | Plan | None = None,
-        *,
-        tol: float | None = None,
-        init: Init | None = None,
-        max_deviation: float | None = None,
-        n: int = 1,
-        context: Tensor | None = None,
-        guidance: Guidance | None = None,
-        backend: Backend | None = None,
-    ) -> Plan:
-        """The Plan that a name, a path, a Plan or None stands for when n samples are decoded at once."""
-        auto = {"context": context, "guidance": guidance, "backend": backend}
-        return resolve_plan(self, plan, tol=tol, init=init, max_deviation=max_deviation, n=n, **auto)
+    def plan(self, plan: str | Path | Plan | None = None, **options: Any) -> Plan:
+        """The Plan that a name, a path, a Plan or None stands for.
+
+        options: tol, init, max_deviation; for "auto" also n, how many samples are decoded at once, and their
+        context, guidance and backend.
+        """
+        return resolve_plan(self, plan, **options)
 
     # Guards
 
@@ -522,22 +471,9 @@ class Flow(nn.Module, ABC):
             raise ValueError("this flow takes no context")
         return None
 
-    def _refuse_type(self, name: str, value: Tensor) -> None:
-        """Refuse a dtype other than that of the weights: nothing is cast silently."""
-        own = next(self.parameters()).dtype
-        if value.dtype != own and not torch.is_autocast_enabled(value.device.type):
-            mine, its = (str(t).removeprefix("torch.") for t in (own, value.dtype))
-            raise ValueError(
-                f"{name} is {its}, the flow {mine}: use {name}.to(torch.{mine}) or flow.to({name}.dtype)"
-            )
-
-    def refuse_nonfinite(self) -> int:
-        """Raise if a weight is not finite. Returns a version number that changes with the weights."""
+    def refuse_nonfinite(self) -> dict[str, str]:
+        """Raise if a weight is not finite. Returns a place for what is known of the weights as they are."""
         return self._memo.fresh_groups(self._groups(), self._seen_finite)
-
-    def with_weights(self, use: Callable[[], R]) -> R:
-        """use() on the weights as they are now, which are read once for the whole call."""
-        return self._memo.solve(self._groups(), self._seen_finite, lambda _: use())
 
     def _groups(self) -> Iterator[Group]:
         """The tensors of each block, and the flow's own."""
@@ -546,21 +482,18 @@ class Flow(nn.Module, ABC):
         own = (*self._parameters.values(), *self._buffers.values())
         yield None, (t for t in own if t is not None)
 
-    def _seen_finite(self) -> int:
+    def _seen_finite(self) -> dict[str, str]:
         for k, block in enumerate(self.blocks):
             for name, p in block.named_parameters():
                 if not bool(p.detach().isfinite().all()):
                     place = len(self.blocks) - 1 - k
-                    raise NonfiniteError(
-                        f"block {place} (blocks.{k} of the weights): {name} has non-finite values"
-                    )
+                    raise NonfiniteError(f"block {place} (blocks.{k} of the weights): {name} has non-finite values")
         var = self.prior_var()
         if var is not None and not bool((var.isfinite() & (var > 0)).all()):
             raise NonfiniteError("the prior variance has non-finite or non-positive values")
         if not math.isfinite(self.data_log_det()):
             raise NonfiniteError("the linear map next to the data is singular or has non-finite values")
-        self._version += 1
-        return self._version
+        return {}
 
     def save(self, folder: str | Path, **options: Any) -> None:
         """Write config.json, model.safetensors and README.md into `folder`; `jf.load` reads them."""
@@ -584,7 +517,3 @@ def standard_normal(z: Tensor) -> Tensor:
 def _part(value: Any, rows: slice, dims: int) -> Any:
     """Some rows of labels [N] or context [N, C]; what is shared by all rows stays as it is."""
     return value[rows] if isinstance(value, Tensor) and value.ndim == dims else value
-
-
-def _dims(shape: tuple[int, ...]) -> str:
-    return ", ".join(map(str, shape))

@@ -8,9 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from jacobiflow.core.block import Cache, Conditioner, Start
-from jacobiflow.core.description import description
-from jacobiflow.core.networks import TransformerNetwork
+from jacobiflow.core.block import Cache, Start, WrappedConditioner
+from jacobiflow.core.description import TransformerNetwork, description
 from jacobiflow.flows.arguments import number
 from jacobiflow.kernels.compile import COMPILED, compiled
 
@@ -72,48 +71,35 @@ class PairCache:
 
 
 @dataclass(frozen=True)
-class Guided:
+class Guided(WrappedConditioner):
     """A conditioner and its uninformed branch, evaluated as one batch and blended.
 
-    both: a conditioner of 2 n rows, the informed ones first.
+    inner: a conditioner of 2 n rows, the informed ones first.
     """
 
-    both: Conditioner
     n: int
     dim: int  # numbers per position
     guidance: Guidance
 
-    @property
-    def length(self) -> int:
-        return self.both.length
-
     def select(self, rows: Tensor) -> Guided:
-        return replace(self, both=self.both.select(_pairs(rows, self.n)), n=len(rows))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.both.tensors()
+        return replace(self, inner=self.inner.select(_pairs(rows, self.n)), n=len(rows))
 
     def new_cache(self, n: int) -> PairCache:
-        return PairCache(self.both.new_cache(2 * n), n)
-
-    def first(self, n: int) -> Tensor:
-        return self.both.first(n)
+        return PairCache(self.inner.new_cache(2 * n), n)
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         assert isinstance(cache, PairCache)
         starts = start if isinstance(start, int) else torch.cat((start, start))
-        theta = self.both.params(torch.cat((x, x)), starts, width, cache.both)
-        return self._blend(
-            theta, torch.as_tensor(start, device=x.device)[..., None] + torch.arange(width, device=x.device)
-        )
+        theta = self.inner.params(torch.cat((x, x)), starts, width, cache.both)
+        first = torch.as_tensor(start, device=x.device)[..., None]
+        return self._blend(theta, first + torch.arange(width, device=x.device))
 
     def all_params(self, x: Tensor) -> Tensor:
-        return self._blend(
-            self.both.all_params(torch.cat((x, x))), torch.arange(self.length, device=x.device)
-        )
+        theta = self.inner.all_params(torch.cat((x, x)))
+        return self._blend(theta, torch.arange(self.length, device=x.device))
 
     def describe(self) -> TransformerNetwork | None:
-        network = description(self.both)
+        network = description(self.inner)
         if not isinstance(network, TransformerNetwork):
             return None
         like = network.proj_out.bias.detach()
@@ -128,13 +114,11 @@ class Guided:
     def weights(self, t: Tensor, like: Tensor) -> Tensor:
         """w per parameter, for positions t [w] or [n, w]: [..., P], broadcast over rows."""
         weight = like.new_full((like.shape[-1],), self.guidance.weight)
-        if like.shape[-1] > self.dim:  # (a, b); a volume-preserving block has b alone
-            if self.guidance.what == "a":
-                weight[self.dim :] = 0
-            elif self.guidance.what == "b":
-                weight[: self.dim] = 0
-        elif self.guidance.what == "a":
-            weight.zero_()
+        shifts = len(weight) - self.dim  # b begins there; a volume-preserving block has no a
+        if self.guidance.what == "a":
+            weight[shifts:] = 0
+        elif self.guidance.what == "b":
+            weight[:shifts] = 0
         if self.guidance.annealed:
             return weight * (t.to(like.dtype) / max(self.length - 1, 1))[..., None]
         return weight
@@ -147,8 +131,8 @@ def _pairs(rows: Tensor, n: int) -> Tensor:
 
 def _compiled(guided: Guided) -> Guided | None:
     """Guidance over a compiled conditioner: its weight is a number, which would be part of compiled code."""
-    both = compiled(guided.both)
-    return None if both is None else replace(guided, both=both)
+    inner = compiled(guided.inner)
+    return None if inner is None else replace(guided, inner=inner)
 
 
 COMPILED[Guided] = _compiled

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,13 @@ from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Init, Plan, Unit
 from jacobiflow.core.noise import Noise
-from jacobiflow.flows.arguments import as_int, instance, number
+from jacobiflow.flows.arguments import as_int, number, set_ints
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.masked_mlp import ACTIVATIONS, Activation, MaskedMLP, layer_widths
-from jacobiflow.flows.weights import check_size, linear_shapes
+from jacobiflow.flows.masked_mlp import Activation, MaskedMLP
+from jacobiflow.flows.weights import linear_shapes
 
+Transform = Literal["affine", "spline"]
 Scale = Literal["softplus", "sigmoid", "exp"]
 
 
@@ -45,7 +46,7 @@ class MAFConfig:
     context: int = 0
     blocks: int = 8
     hidden: tuple[int, ...] = (512, 512)
-    transform: Literal["affine", "spline"] = "affine"
+    transform: Transform = "affine"
     residual: bool = False
     activation: Activation = "relu"
     scale: Scale = "softplus"
@@ -59,21 +60,16 @@ class MAFConfig:
     def __post_init__(self) -> None:
         widths = self.hidden if isinstance(self.hidden, Iterable) else ()
         object.__setattr__(self, "hidden", tuple(as_int("MAFConfig.hidden", width, 1) for width in widths))
-        for name, least in (("features", 1), ("context", 0), ("blocks", 1), ("bins", 2)):
-            object.__setattr__(self, name, as_int(f"MAFConfig.{name}", getattr(self, name), least))
+        set_ints(self, "MAFConfig", features=1, context=0, blocks=1, bins=2)
         if not as_int("MAFConfig.order_seed", self.order_seed) < 2**63:
             raise ValueError("MAFConfig.order_seed must be 0 or more and below 2^63")
         if not self.hidden:
             raise ValueError("MAFConfig.hidden needs widths of 1 or more, one a layer")
         if self.residual and len(set(self.hidden)) > 1:
             raise ValueError(f"MAFConfig.hidden must be all the same with residual, not {self.hidden}")
-        for name, known in (
-            ("transform", ("affine", "spline")),
-            ("activation", tuple(ACTIVATIONS)),
-            ("scale", ("softplus", "sigmoid", "exp")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"MAFConfig.{name} must be one of {known}, not {getattr(self, name)!r}")
+        for name, kind in (("transform", Transform), ("activation", Activation), ("scale", Scale)):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(f"MAFConfig.{name} must be one of {get_args(kind)}, not {getattr(self, name)!r}")
         scale, bound = (number(f"MAFConfig.{n}", getattr(self, n)) for n in ("min_scale", "bound"))
         if not 0 <= scale < 1 or not bound > 0:
             raise ValueError("MAFConfig.min_scale must be in [0, 1) and bound positive")
@@ -101,9 +97,14 @@ class MAFConfig:
             return [torch.randperm(self.features, generator=draw) for _ in range(self.blocks)]
         return [same.flip(0) if k % 2 and self.order == "reversed" else same for k in range(self.blocks)]
 
+    def widths(self) -> list[int]:
+        """Widths of all hidden layers; a residual block has two."""
+        first, *others = self.hidden
+        return [first, *(width for width in others for _ in range(2 if self.residual else 1))]
+
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all stored tensors, without making any."""
-        sizes = [self.features, *layer_widths(self.hidden, self.residual)]
+        sizes = [self.features, *self.widths()]
         for k in range(self.blocks):
             for i, (a, b) in enumerate(pairwise(sizes)):
                 yield from linear_shapes(f"blocks.{k}.linears.{i}", a, b)
@@ -133,10 +134,7 @@ class MAF(Flow):
     default_unit: ClassVar[Unit] = "relative"
 
     def __init__(self, config: MAFConfig) -> None:
-        instance(self.config_type, config)
-        check_size(config.shapes())
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.bijector = config.bijector()
         orders = config.orders()
         self.blocks = nn.ModuleList(map(self.network, orders))
@@ -152,19 +150,7 @@ class MAF(Flow):
 
     def network(self, order: Tensor) -> nn.Module:
         """The network of a block that takes the features in this order; its `bind` makes a conditioner."""
-        config = self.config
-        return MaskedMLP(
-            config.features,
-            self.bijector.params,
-            config.hidden,
-            context=config.context,
-            residual=config.residual,
-            activation=config.activation,
-        )
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        return (self.config.features,)
+        return MaskedMLP(self.config)
 
     @property
     def data_shape(self) -> tuple[int, ...]:
@@ -187,9 +173,7 @@ class MAF(Flow):
     def order(self, k: int) -> Tensor | None:
         return self._buffers[f"order{k}"]
 
-    def bind(
-        self, k: int, n: int, condition: Tensor | None, guidance: Guidance
-    ) -> tuple[Conditioner, Bijector]:
+    def bind(self, k: int, n: int, condition: Tensor | None, guidance: Guidance) -> tuple[Conditioner, Bijector]:
         if guidance.weight:
             raise ValueError("guidance is for TarFlow; this flow takes none")
         return self.blocks[k].bind(condition), self.bijector  # type: ignore[operator]

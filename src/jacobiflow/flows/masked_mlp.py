@@ -8,19 +8,21 @@ never touched again. Width 1 then costs one (triangular) forward pass in all.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jacobiflow.core.block import Cache, Start, take
-from jacobiflow.core.networks import BoundNetwork, MaskedNetwork, Stage
-from jacobiflow.flows.weights import MemoModule, tensors_of
+from jacobiflow.core.description import BoundNetwork, MaskedNetwork, Stage
+from jacobiflow.flows.weights import MemoModule
+
+if TYPE_CHECKING:
+    from jacobiflow.flows.maf import MAFConfig
 
 Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,87 +46,20 @@ def unit_degrees(units: int, length: int, *, context: bool) -> Tensor:
     return low + torch.arange(units) * (length - low) // units
 
 
-def layer_widths(hidden: tuple[int, ...], residual: bool) -> list[int]:
-    """Widths of all hidden layers; a residual block has two."""
-    return [hidden[0], *(w for h in hidden[1:] for w in ((h, h) if residual else (h,)))]
-
-
 @dataclass
 class UnitCache:
     """Hidden units [units, n] before and after activation: a window of units is one contiguous piece."""
 
-    network: MaskedNetwork
     nodes: list[Tensor]
     active: list[Tensor]
-    terms: Mapping[int, Tensor]  # [units, n or 1], what context adds to each stage
-
-    @classmethod
-    def empty(cls, network: MaskedNetwork, n: int, terms: Mapping[int, Tensor]) -> UnitCache:
-        """Room for the units of n rows."""
-        sizes = [network.length, *(len(stage.weight) for stage in network.stages)]
-        nodes = [network.head.new_zeros(size, n) for size in sizes]
-        active = [node if i == 0 else torch.zeros_like(node) for i, node in enumerate(nodes)]
-        return cls(network, nodes, active, terms)
 
     def select(self, rows: Tensor) -> UnitCache:
-        terms = {i: t if t.shape[1] == 1 else t[:, rows] for i, t in self.terms.items()}
         nodes = [t[:, rows] for t in self.nodes]
-        active = [nodes[0], *(t[:, rows] for t in self.active[1:])]
-        return UnitCache(self.network, nodes, active, terms)
+        return UnitCache(nodes, [nodes[0], *(t[:, rows] for t in self.active[1:])])
 
     def zero_nonfinite(self) -> None:
         for t in (*self.nodes, *self.active):
             t.nan_to_num_(0, 0, 0)
-
-    def update(self, x: Tensor, lo: int, hi: int, start: Start, width: int) -> None:
-        """Evaluate the units of degree lo + 1 .. hi: they see a position of lo .. hi - 1 and none beyond.
-
-        Each row keeps only those of its own window, which reads inputs start_i - 1 .. start_i + width - 2.
-        """
-        net = self.network
-        self._keep(0, slice(lo, hi), x[:, lo:hi, 0].T, None, start, width)
-        for i, stage in enumerate(net.stages):
-            units = slice(
-                stage.ends[lo] if lo else 0, stage.ends[hi]
-            )  # units of degree 0 come with the first
-            if units.start == units.stop:
-                continue
-            source = self.active[stage.source] if stage.activated else self.nodes[stage.source]
-            cols = hi if stage.source == 0 else net.stages[stage.source - 1].ends[hi]
-            out = torch.addmm(stage.bias[units], stage.weight[units, :cols], source[:cols])
-            if i in self.terms:
-                out += self.terms[i][units]
-            if stage.skip is not None:
-                out += self.nodes[stage.skip][units]
-            seen = (
-                out if stage.norm is None else torch.addcmul(stage.norm[1][units], out, stage.norm[0][units])
-            )
-            self._keep(i + 1, units, out, net.activation(seen), start, width)
-
-    def _keep(
-        self, node: int, units: slice, raw: Tensor, lit: Tensor | None, start: Start, width: int
-    ) -> None:
-        """New units of a node, where they belong to the row's own window."""
-        pairs = [(self.nodes[node], raw), *(() if lit is None else ((self.active[node], lit),))]
-        if isinstance(start, int):
-            for kept, new in pairs:
-                kept[units] = new
-            return
-        ends = range(self.network.length + 1) if node == 0 else self.network.stages[node - 1].ends
-        table = torch.tensor(ends, device=raw.device)
-        first, last = table[start - 1], table[(start + width - 1).clamp_max(len(table) - 1)]
-        at = torch.arange(units.start, units.stop, device=raw.device)[:, None]
-        mine = (at >= torch.where(start == 1, 0, first)) & (at < last)
-        for kept, new in pairs:
-            kept[units] = torch.where(mine, new, kept[units])
-
-    def theta(self, lo: int, hi: int) -> Tensor:
-        """Parameters of positions lo .. hi - 1, [n, hi - lo, P]."""
-        net, last = self.network, self.network.stages[-1]
-        rows, cols = slice(lo * net.params, hi * net.params), last.ends[hi - 1]
-        source = self.active[-1] if net.head_activated else self.nodes[-1]
-        out = torch.addmm(net.head_bias[rows], net.head[rows, :cols], source[:cols])
-        return out.view(hi - lo, net.params, out.shape[1]).permute(2, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -158,54 +93,93 @@ class MaskedConditioner:
         return (*self.weights(), *(() if self.context is None else (self.context,)))
 
     def new_cache(self, n: int) -> UnitCache:
-        return UnitCache.empty(self.network, n, self.terms)
+        sizes = [self.length, *(len(stage.weight) for stage in self.network.stages)]
+        nodes = [self.network.head.new_zeros(size, n) for size in sizes]
+        return UnitCache(nodes, [nodes[0], *map(torch.zeros_like, nodes[1:])])
 
     def first(self, n: int) -> Tensor:
         alike = all(t.shape[1] == 1 for t in self.terms.values())  # rows without context of their own
         cache = self.new_cache(1 if alike else n)
-        cache.update(cache.nodes[0].T[..., None], 0, 0, 1, 0)
-        return cache.theta(0, 1).expand(n, -1, -1)
+        self._update(cache, cache.nodes[0].T[..., None], 0, 0, 1, 0)
+        return self._theta(cache, 0, 1).expand(n, -1, -1)
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         assert isinstance(cache, UnitCache)
         if isinstance(start, int):
-            cache.update(x, start - 1, start + width - 1, start, width)
-            return cache.theta(start, start + width)
+            self._update(cache, x, start - 1, start + width - 1, start, width)
+            return self._theta(cache, start, start + width)
         # One rectangle for all rows, from the lowest position to the highest: then each takes its own window.
         low, high = torch.stack(start.aminmax()).tolist()
         high = min(high + width, self.length)
-        cache.update(x, low - 1, high - 1, start, width)
-        return take(cache.theta(low, high), start - low, width)
+        self._update(cache, x, low - 1, high - 1, start, width)
+        return take(self._theta(cache, low, high), start - low, width)
 
     def all_params(self, x: Tensor) -> Tensor:
         return self.forward(x[..., 0], self.context)
+
+    def _update(self, cache: UnitCache, x: Tensor, lo: int, hi: int, start: Start, width: int) -> None:
+        """Evaluate the units of degree lo + 1 .. hi: they see a position of lo .. hi - 1 and none beyond.
+
+        Each row keeps only those of its own window, which reads inputs start_i - 1 .. start_i + width - 2.
+        """
+        net, nodes, active = self.network, cache.nodes, cache.active
+        ends = [range(self.length + 1), *(stage.ends for stage in net.stages)]  # of each node
+        _keep([(nodes[0], x[:, lo:hi, 0].T)], slice(lo, hi), ends[0], start, width)
+        for i, stage in enumerate(net.stages):
+            units = slice(stage.ends[lo] if lo else 0, stage.ends[hi])  # units of degree 0 come with the first
+            if units.start == units.stop:
+                continue
+            source, cols = (active if stage.activated else nodes)[stage.source], ends[stage.source][hi]
+            out = torch.addmm(stage.bias[units], stage.weight[units, :cols], source[:cols])
+            if i in self.terms:
+                out += self.terms[i][units]
+            if stage.skip is not None:
+                out += nodes[stage.skip][units]
+            seen = out if stage.norm is None else torch.addcmul(stage.norm[1][units], out, stage.norm[0][units])
+            pairs = [(nodes[i + 1], out), (active[i + 1], net.activation(seen))]
+            _keep(pairs, units, stage.ends, start, width)
+
+    def _theta(self, cache: UnitCache, lo: int, hi: int) -> Tensor:
+        """Parameters of positions lo .. hi - 1, [n, hi - lo, P]."""
+        net = self.network
+        rows, cols = slice(lo * net.params, hi * net.params), net.stages[-1].ends[hi - 1]
+        source = (cache.active if net.head_activated else cache.nodes)[-1]
+        out = torch.addmm(net.head_bias[rows], net.head[rows, :cols], source[:cols])
+        return out.view(hi - lo, net.params, out.shape[1]).permute(2, 0, 1)
+
+
+def _keep(pairs: Sequence[tuple[Tensor, Tensor]], units: slice, ends: Sequence[int], start: Start, width: int) -> None:
+    """Write units [units, n] of a node, where they belong to the row's own window.
+
+    pairs: where to, and the new units. ends[d]: how many units of the node have degree <= d.
+    """
+    if isinstance(start, int):
+        for kept, new in pairs:
+            kept[units] = new
+        return
+    table = torch.tensor(ends, device=start.device)
+    first, last = table[start - 1], table[(start + width - 1).clamp_max(len(table) - 1)]
+    at = torch.arange(units.start, units.stop, device=start.device)[:, None]
+    mine = (at >= torch.where(start == 1, 0, first)) & (at < last)
+    for kept, new in pairs:
+        kept[units] = torch.where(mine, new, kept[units])
 
 
 class MaskedMLP(MemoModule):
     """Parameters [n, T, P] of T positions, those of position t a function of x_{<t} and context.
 
-    hidden: plain layers of these widths; with `residual`, a first layer and then residual blocks
-    h + W2 act(W1 act(h)), one for each further width, all the same.
+    It has plain layers; with `residual`, a first layer and then residual blocks h + W2 act(W1 act(h)).
     """
 
-    def __init__(
-        self,
-        length: int,
-        params: int,
-        hidden: tuple[int, ...],
-        *,
-        context: int = 0,
-        residual: bool = False,
-        activation: Activation = "relu",
-    ) -> None:
+    def __init__(self, config: MAFConfig) -> None:
         super().__init__()
-        self.length, self.params, self.residual = length, params, residual
-        self.activation = ACTIVATIONS[activation]
-        widths = layer_widths(hidden, residual)
+        length, params, widths = config.features, config.bijector().params, config.widths()
+        self.length, self.params, self.residual = length, params, config.residual
+        self.activation = ACTIVATIONS[config.activation]
         self.degrees = [torch.arange(1, length + 1)]
-        self.degrees += [unit_degrees(w, length, context=context > 0) for w in widths]
+        self.degrees += [unit_degrees(w, length, context=config.context > 0) for w in widths]
         self.linears = nn.ModuleList(nn.Linear(len(a), len(b)) for a, b in pairwise(self.degrees))
-        self.context = nn.Linear(context, widths[0], bias=False) if context else None
+        self.context = nn.Linear(config.context, widths[0], bias=False) if config.context else None
         self.head = nn.Linear(widths[-1], length * params)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -235,27 +209,23 @@ class MaskedMLP(MemoModule):
 
     def pack(self) -> MaskedNetwork:
         """The network for decoding; made again only when a weight has changed."""
-        return self.memo.fresh(tensors_of(self), self._pack)
+        return self.reuse(self._pack)
 
     def _pack(self) -> MaskedNetwork:
-        stages = []
-        for i, linear in enumerate(self.linears):
-            second = self.residual and i > 0 and i % 2 == 0
-            degrees = self.degrees[i + 1].tolist()
-            stages.append(
-                Stage(
-                    weight=self.masked(i),
-                    bias=linear.bias[:, None].clone(),  # type: ignore[index]
-                    source=i,
-                    activated=i > 0,
-                    skip=i - 1 if second else None,
-                    ends=tuple(bisect_right(degrees, d) for d in range(self.length + 1)),
-                )
+        every = torch.arange(self.length + 1, device=self.degrees[0].device)
+        stages = tuple(
+            Stage(
+                weight=self.masked(i),
+                bias=self.linears[i].bias[:, None].clone(),  # type: ignore[index]
+                source=i,
+                activated=i > 0,
+                skip=i - 1 if self.residual and i > 0 and i % 2 == 0 else None,
+                ends=tuple(torch.searchsorted(degrees, every, right=True).tolist()),
             )
-        head = self.head.weight * self.head_mask  # type: ignore[operator]
-        return MaskedNetwork(
-            self.length, tuple(stages), head, self.head.bias[:, None].clone(), self.activation
+            for i, degrees in enumerate(self.degrees[1:])
         )
+        head = self.head.weight * self.head_mask  # type: ignore[operator]
+        return MaskedNetwork(self.length, stages, head, self.head.bias[:, None].clone(), self.activation)
 
     def bind(self, context: Tensor | None) -> MaskedConditioner:
         """The conditioner for these rows of context [n, C]."""

@@ -26,12 +26,10 @@ def plain_tarflow(flow: Flow, z: Tensor, labels: Tensor | None = None) -> Tensor
     """Sequential decoding as the public code does it: one position per step, keys and values concatenated.
 
     It uses torch's attention, and has no cost beyond the concatenation. A flow whose network is not the
-    transformer that is written out here is refused.
+    standard transformer is refused.
     """
     if description(flow.bind(0, len(z), None, Guidance())[0]) is None:
-        raise ValueError(
-            "the plain loop knows the standard transformer of TarFlow only: compare with 'sequential'"
-        )
+        raise ValueError("the plain loop knows the standard transformer of TarFlow only: compare with 'sequential'")
     x = z * flow.get_buffer("var").sqrt()
     for k in reversed(range(len(flow.blocks))):
         x = x.flip(1) if k % 2 else x
@@ -41,26 +39,18 @@ def plain_tarflow(flow: Flow, z: Tensor, labels: Tensor | None = None) -> Tensor
 
 
 def _plain_block(block: Any, z: Tensor, labels: Tensor | None) -> Tensor:
-    n, length, _ = z.shape
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    condition = block.condition(labels)
-    x = z.clone()
-    for t in range(length - 1):
+    kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values by layer
+
+    def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if i in kept:
+            k, v = (torch.cat(pair, dim=2) for pair in zip(kept[i], (k, v), strict=True))
+        kept[i] = k, v
+        return F.scaled_dot_product_attention(q, k, v)
+
+    x, condition = z.clone(), block.condition(labels)
+    for t in range(z.shape[1] - 1):
         h = block.proj_in(x[:, t : t + 1]) + block.pos_embed[t : t + 1]
-        if condition is not None:
-            h = h + condition
-        for i, layer in enumerate(block.net.layers):
-            qkv = layer.qkv(layer.norm1(h)).view(n, 1, 3 * layer.heads, layer.head_dim).transpose(1, 2)
-            q, k, v = qkv.chunk(3, dim=1)
-            if t == 0:
-                keys.append(k)
-                values.append(v)
-            else:
-                keys[i] = torch.cat((keys[i], k), dim=2)
-                values[i] = torch.cat((values[i], v), dim=2)
-            out = F.scaled_dot_product_attention(q, keys[i], values[i])
-            h = h + layer.proj(out.transpose(1, 2).reshape(n, 1, -1))
-            h = h + layer.down(F.gelu(layer.up(layer.norm2(h))))
-        x[:, t + 1 : t + 2], _ = block.bijector.inverse(z[:, t + 1 : t + 2], block.proj_out(h))
+        h = h if condition is None else h + condition
+        theta = block.proj_out(block.net(h, attend))
+        x[:, t + 1 : t + 2], _ = block.bijector.inverse(z[:, t + 1 : t + 2], theta)
     return x

@@ -22,26 +22,30 @@ def resolve_plan(
     flow: Flow,
     plan: str | Path | Plan | None,
     *,
-    tol: float | None,
-    init: Init | None,
-    max_deviation: float | None,
-    n: int,
-    **auto: Any,
+    tol: float | None = None,
+    init: Init | None = None,
+    max_deviation: float | None = None,
+    n: int = 1,
+    **setting: Any,
 ) -> Plan:
     """The Plan for n samples at once, with every default spelled out.
 
-    None is "auto", or "selective" with `tol` or `init`. `auto`: guidance, context and backend, for "auto".
+    None is "auto", or "selective" with `tol` or `init`. setting: context, guidance and backend, for "auto".
     """
     if plan is None:
         plan = "auto" if tol is None and init is None else "selective"
     if max_deviation is not None and plan != "auto":
         raise TypeError("max_deviation belongs to plan 'auto', the default: other plans have their own tol")
     if isinstance(plan, str) and plan in SWEPT:
-        found = _swept(flow, plan, tol, init)
+        if init is not None and init not in INITS:
+            raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
+        tol = flow.default_tol if tol is None else tol
+        uniform = Plan.uniform(len(flow.blocks), tol=tol, init=init)
+        found = uniform if plan == "uniform" else flow.selective(tol, init)
     elif tol is not None or init is not None:
         raise TypeError("tol and init belong to plans 'uniform' and 'selective': leave them out")
     elif plan == "auto":
-        found = auto_plan(flow, n, max_deviation=max_deviation, **auto)
+        found = auto_plan(flow, n, max_deviation=max_deviation, **setting)
     elif plan == "sequential":
         found = Plan.sequential(len(flow.blocks))
     else:
@@ -50,16 +54,6 @@ def resolve_plan(
         raise PlanError(f"the plan has {len(found)} methods, the flow {len(flow.blocks)} blocks")
     needs_guesses = any(m.init is None or m.init == "calibrated" for m in found if m.width != 1)
     return found.resolved(flow.default_unit, calibrated=needs_guesses and flow.guesses() is not None)
-
-
-def _swept(flow: Flow, name: str, tol: float | None, init: Init | None) -> Plan:
-    """The paper's plans."""
-    if init is not None and init not in INITS:
-        raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
-    tol = flow.default_tol if tol is None else tol
-    return (
-        Plan.uniform(len(flow.blocks), tol=tol, init=init) if name == "uniform" else flow.selective(tol, init)
-    )
 
 
 def _path(plan: object) -> Path:

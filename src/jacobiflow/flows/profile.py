@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -82,18 +82,9 @@ class Profile:
         """What was measured with this guidance; others count as not measured."""
         return next((e for e in self.entries if e.guidance == guidance), None)
 
-    def add(self, entry: Entry) -> Profile:
-        """A profile with one more entry; it replaces one of the same guidance."""
-        others = tuple(e for e in self.entries if e.guidance != entry.guidance)
-        return replace(self, entries=(*others, entry))
-
-    def to_json(self) -> str:
-        """As text that `from_json` reads."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}) + "\n"
-
     @classmethod
     def from_json(cls, text: str) -> Profile:
-        """What `to_json` wrote; RecordError for any other text."""
+        """What `save` wrote; RecordError for any other text."""
         doc = parse_json(text)
         if not isinstance(doc, dict) or (doc.pop("format", 0), doc.pop("version", 0)) != (FORMAT, VERSION):
             raise RecordError(f"a profile is a JSON object of format {FORMAT}, version {VERSION}")
@@ -101,7 +92,8 @@ class Profile:
 
     def save(self, folder: Path) -> None:
         """Write `profile.json` into a checkpoint folder."""
-        write_text(folder / FILE, self.to_json())
+        doc = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        write_text(folder / FILE, json.dumps(doc) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Profile | None:
@@ -122,10 +114,10 @@ def measure_profile(
     seconds: float = math.inf,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Entry | None:
-    """Measure an entry and add it to `flow.profile`; None if `seconds` are not enough for the least of it.
+    """Measure an entry for `flow.profile`, where it replaces one of the same guidance.
 
     context: rows that are taken in turn. seconds: about how long it may take; fewer noises come first, then
-    fewer cells, and `left_out` says what was not measured.
+    fewer cells; None if they are not enough for the least of it. `left_out` says what was not measured.
     """
     guide, blocks = guidance or Guidance(), len(flow.blocks)
     ladders = list(_methods(flow))
@@ -140,15 +132,14 @@ def measure_profile(
     began, found, skipped = perf_counter(), list[tuple[Cell, ...]](), 0
     for i in range(blocks):
         progress(f"block {i + 1} of {blocks}")
-        allowed = seconds * (i + 1) / blocks
-        cells, missing = study.block(i, ladders, began + allowed)
+        cells, missing = study.block(i, ladders, deadline=began + seconds * (i + 1) / blocks)
         found.append(tuple(cells))
         skipped += missing
     notes = [f"{noises - count} of {noises} noises"] * (count < noises) + [f"{skipped} cells"] * bool(skipped)
     entry = Entry(guidance=guide, noises=count, blocks=tuple(found), left_out=", ".join(notes))
-    weights = flow.fingerprint()
-    base = flow.profile if flow.profile is not None and flow.profile.weights == weights else None
-    flow.profile = (base or Profile(weights=weights, entries=())).add(entry)
+    known = flow.profile.entries if flow.profile and flow.profile.weights == flow.fingerprint() else ()
+    others = (e for e in known if e.guidance != guide)
+    flow.profile = Profile(weights=flow.fingerprint(), entries=(*others, entry))
     return entry
 
 
@@ -166,10 +157,8 @@ class _Study:
     """Exact answers of some noises, and methods measured against them."""
 
     def __init__(self, flow: Flow, guidance: Guidance, context: Tensor | None, noises: int) -> None:
-        if context is not None and context.ndim == 2:
-            context = context[torch.arange(noises, device=context.device) % len(context)]
-        labels = flow.every_label(noises)
-        self.flow, self.noises, self.default = flow, noises, flow.default_deviation
+        labels, context = flow.every_label(noises), in_turn(context, noises)
+        self.flow, self.noises = flow, noises
         self.stack = flow.bound_blocks(noises, labels=labels, context=context, guidance=guidance)
         self.inputs = [flow.to_prior(flow.noise(noises, SEED))]
         for block in self.stack:
@@ -187,14 +176,15 @@ class _Study:
                 if cells and perf_counter() > deadline:
                     return cells, sum(map(len, ladders[k:])) - j
                 cells.append(self.cell(i, method))
-                if cells[-1].deviation <= FINEST * self.default:
+                if cells[-1].deviation <= FINEST * self.flow.default_deviation:
                     break
         return cells, 0
 
     def cell(self, i: int, method: Method) -> Cell:
         """Block i by `method`, all later ones exactly."""
         out = decode(self.stack[i], self.inputs[i], method)
-        seq = solve(self.stack[i + 1 :], out.x, (SEQUENTIAL,) * (len(self.stack) - i - 1))
+        later = self.stack[i + 1 :]
+        seq = solve(later, out.x, [SEQUENTIAL] * len(later))
         found = deviation(self.flow.from_sequence(seq), self.exact, self.unit)
         stats = out.stats.blocks[0]
         return Cell(
@@ -214,14 +204,20 @@ def deviation_unit(flow: Flow, exact: Tensor) -> Tensor | float:
     return torch.where(spread > 0, spread, 1.0)
 
 
-def deviation(x: Tensor, exact: Tensor, unit: Tensor | float = 1.0) -> float:
+def deviation(x: Tensor, exact: Tensor, unit: Tensor | float) -> float:
     """The largest |x - exact| / unit over the samples that have a finite exact answer."""
     off = ((x - exact).abs() / unit)[exact.isfinite().flatten(1).all(1)]
     return float(off.nan_to_num(nan=math.inf).max()) if off.numel() else 0.0
 
 
-def solve(stack: list[Block], seq: Tensor, methods: tuple[Method, ...]) -> Tensor:
-    """A sequence through all blocks, one method each."""
+def solve(stack: Iterable[Block], seq: Tensor, methods: Iterable[Method]) -> Tensor:
+    """A sequence through these blocks, one method each."""
     for block, method in zip(stack, methods, strict=True):
         seq = decode(block, seq, method).x
     return seq
+
+
+def in_turn(values: Any, rows: int) -> Any:
+    """Rows of labels [k] or context [k, C] in turn; a single label or context stays as it is."""
+    many = isinstance(values, Tensor) and values.ndim == 1 + values.is_floating_point() and len(values)
+    return values[torch.arange(rows, device=values.device) % len(values)] if many else values

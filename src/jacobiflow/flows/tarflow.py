@@ -5,9 +5,9 @@ Zhai et al., 2024, Normalizing Flows are Capable Generative Models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,11 @@ from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Unit
 from jacobiflow.core.noise import Noise
-from jacobiflow.flows.arguments import as_int, instance, number
+from jacobiflow.flows.arguments import number, set_ints
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, Guided
 from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, TransformerConditioner
-from jacobiflow.flows.weights import MemoModule, check_size, linear_shapes, tensors_of
-
-T = TypeVar("T")
+from jacobiflow.flows.weights import MemoModule, linear_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +45,8 @@ class TarFlowConfig:
     noise: Noise | None = field(default=None, repr=False, compare=False)  # of training; None: unknown
 
     def __post_init__(self) -> None:
-        for name in (
-            "image_size",
-            "image_channels",
-            "patch_size",
-            "width",
-            "blocks",
-            "layers_per_block",
-            "head_dim",
-        ):
-            object.__setattr__(self, name, as_int(f"TarFlowConfig.{name}", getattr(self, name), 1))
-        object.__setattr__(self, "num_classes", as_int("TarFlowConfig.num_classes", self.num_classes))
+        set_ints(self, "TarFlowConfig", image_size=1, image_channels=1, patch_size=1, width=1, head_dim=1)
+        set_ints(self, "TarFlowConfig", blocks=1, layers_per_block=1, num_classes=0)
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"TarFlowConfig.patch_size {self.patch_size} does not divide image_size {self.image_size}"
@@ -88,16 +77,12 @@ class TarFlowConfig:
             yield from linear_shapes(f"blocks.{k}.proj_in", d, w)
             for i in range(self.layers_per_block):
                 layer = f"blocks.{k}.net.layers.{i}"
-                for name, rows, cols in (
-                    ("qkv", 3 * w, w),
-                    ("proj", w, w),
-                    ("up", EXPANSION * w, w),
-                    ("down", w, EXPANSION * w),
-                ):
-                    yield from linear_shapes(f"{layer}.{name}", cols, rows)
-                for name in ("norm1", "norm2"):
-                    yield f"{layer}.{name}.weight", (w,)
-                    yield f"{layer}.{name}.bias", (w,)
+                yield from linear_shapes(f"{layer}.qkv", w, 3 * w)
+                yield from linear_shapes(f"{layer}.proj", w, w)
+                yield from linear_shapes(f"{layer}.up", w, EXPANSION * w)
+                yield from linear_shapes(f"{layer}.down", EXPANSION * w, w)
+                for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
+                    yield f"{layer}.{name}", (w,)
             yield from linear_shapes(f"blocks.{k}.proj_out", w, out)
 
 
@@ -113,18 +98,11 @@ class PatchBlock(MemoModule):
         if config.num_classes:
             self.class_embed = nn.Parameter(torch.randn(config.num_classes, config.width) * 0.3)
         self.net = CausalTransformer(
-            length=config.length,
-            width=config.width,
-            depth=config.layers_per_block,
-            head_dim=config.head_dim,
+            length=config.length, width=config.width, depth=config.layers_per_block, head_dim=config.head_dim
         )
         self.proj_out = nn.Linear(config.width, config.dim * self.bijector.params)
         nn.init.zeros_(self.proj_out.weight)
         nn.init.zeros_(self.proj_out.bias)
-
-    def reuse(self, make: Callable[[], T]) -> T:
-        """What `make` makes of the weights; made again only when one of them has changed."""
-        return self.memo.fresh(tensors_of(self), make)
 
     def condition(self, labels: Tensor | None) -> Tensor | None:
         """What labels [n] add to the inputs, [n or 1, 1, width]; None and -1 are the mean class."""
@@ -140,15 +118,13 @@ class PatchBlock(MemoModule):
         informed = self.condition(labels)
         if not guidance.weight:
             return TransformerConditioner(self, informed)
+        if guidance.what == "a" and isinstance(self.bijector, Shift):
+            raise ValueError("guidance on 'a' changes nothing in a volume-preserving flow: use 'b' or 'ab'")
         both, dim = None, self.proj_in.in_features
-        if informed is not None:
-            null = self.condition(None)
-            assert null is not None
+        if informed is not None and (null := self.condition(None)) is not None:
             both = torch.cat((informed.expand(n, -1, -1), null.expand(n, -1, -1)))
         one = self.pos_embed.new_ones(n)
-        return Guided(
-            TransformerConditioner(self, both, torch.cat((one, one * guidance.attn_temp))), n, dim, guidance
-        )
+        return Guided(TransformerConditioner(self, both, torch.cat((one, one * guidance.attn_temp))), n, dim, guidance)
 
 
 class TarFlow(Flow):
@@ -168,14 +144,10 @@ class TarFlow(Flow):
     default_deviation: ClassVar[float] = 0.05
 
     def __init__(self, config: TarFlowConfig) -> None:
-        instance(TarFlowConfig, config)
-        check_size(config.shapes())
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.blocks = nn.ModuleList(PatchBlock(config) for _ in range(config.blocks))
         self.register_buffer("var", torch.ones(config.length, config.dim))
-        backwards = torch.arange(config.length).flip(0)
-        self.register_buffer("backwards", backwards, persistent=False)
+        self.register_buffer("backwards", torch.arange(config.length).flip(0), persistent=False)
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
@@ -206,12 +178,10 @@ class TarFlow(Flow):
     def order(self, k: int) -> Tensor | None:
         return self.backwards if k % 2 else None  # type: ignore[return-value]
 
-    def bind(
-        self, k: int, n: int, condition: Tensor | None, guidance: Guidance
-    ) -> tuple[Conditioner, Bijector]:
-        weights = self.blocks[k]
-        assert isinstance(weights, PatchBlock)
-        return weights.bind(condition, n, guidance), weights.bijector
+    def bind(self, k: int, n: int, condition: Tensor | None, guidance: Guidance) -> tuple[Conditioner, Bijector]:
+        block = self.blocks[k]
+        assert isinstance(block, PatchBlock)
+        return block.bind(condition, n, guidance), block.bijector
 
     def prior_var(self) -> Tensor:
         return self.var  # type: ignore[return-value]

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jacobiflow.core.block import Cache, Start, take
-from jacobiflow.core.networks import Linear, TransformerLayer, TransformerNetwork
+from jacobiflow.core.description import Linear, TransformerLayer, TransformerNetwork
 from jacobiflow.kernels.compile import COMPILED, StaticConditioner
 
 EXPANSION = 4  # hidden units of the MLP per unit of width
+QUERIES = 128  # of causal_attention at a time: keys after them are left out
 EPS = 1e-5  # of LayerNorm: torch's default
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v [n, heads, s, head_dim] -> like q
 
@@ -120,48 +121,70 @@ class TransformerConditioner:
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         assert isinstance(cache, KVCache)
-        attend = (
-            self._in_order(start, width, cache)
-            if isinstance(start, int)
-            else self._scattered(start, width, cache)
-        )
-        return self.weights.proj_out(self.weights.net(self._inputs(x, start, width), attend))  # type: ignore[no-any-return]
+        if isinstance(start, int):
+            return self._outputs(x, start, width, self._in_order(start, width, cache))
+        return self._outputs(x, start, width, self._scattered(start, width, cache))
 
     def all_params(self, x: Tensor) -> Tensor:
-        n, length, _ = x.shape
-        if length == 1:
-            return self.first(n)
-        mask = self._causal(0, length - 1, x.device) if self.skip else None
-        inputs = torch.arange(length - 1, device=x.device)
-
-        def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return self._attention(*self.place(q, k, inputs), v, mask, causal=length > 2)
-
-        h = self.weights.net(self._inputs(x, 1, length - 1), attend)
-        return torch.cat((self.first(n).to(h), self.weights.proj_out(h)), 1)
+        first, rest = self.first(len(x)), x.shape[1] - 1
+        return torch.cat((first, self._outputs(x, 1, rest, self._in_order(1, rest, None))), 1) if rest else first
 
     def describe(self) -> TransformerNetwork | None:
-        own, w = type(self) is TransformerConditioner and not self.skip, self.weights
-        return describe(w, self.condition, self.temperature) if own else None
+        """The network as plain data; None if any part of it is not exactly what this file defines.
 
-    def _inputs(self, x: Tensor, start: Start, width: int) -> Tensor:
-        """The network's inputs start - 1 .. start + width - 2, [n, width, W]; input T - 2 is repeated."""
+        A subclass may compute anything else, and so may a hook: neither is looked into.
+        """
+        w, net = self.weights, self.weights.net
+        if (
+            self.skip
+            or not (_plain(net, CausalTransformer) and _is_linear(w.proj_in) and _is_linear(w.proj_out))
+            or not (len(net.layers) and all(_is_layer(m, net.width, net.head_dim) for m in net.layers))
+            or w.pos_embed is None
+            or w.pos_embed.shape != (net.length, net.width)
+        ):
+            return None
+        return TransformerNetwork(
+            proj_in=_linear(w.proj_in),
+            pos_embed=w.pos_embed,
+            layers=tuple(
+                TransformerLayer(
+                    norm1=(m.norm1.weight, m.norm1.bias),
+                    qkv=_linear(m.qkv),
+                    proj=_linear(m.proj),
+                    norm2=(m.norm2.weight, m.norm2.bias),
+                    up=_linear(m.up),
+                    down=_linear(m.down),
+                )
+                for m in net.layers
+            ),
+            proj_out=_linear(w.proj_out),
+            head_dim=net.head_dim,
+            reuse=w.reuse,
+            condition=self.condition,
+            temperature=self.temperature,
+        )
+
+    def _outputs(self, x: Tensor, start: Start, width: int, attend: Attend) -> Tensor:
+        """theta [n, width, P] from inputs start - 1 .. start + width - 2; input T - 2 is repeated."""
         w, last = self.weights, x.shape[1] - 1
         h = w.proj_in(take(x[:, :last], start - 1, width))
         if w.pos_embed is not None:
             h = h + take(w.pos_embed[None, :last].expand(len(x), -1, -1), start - 1, width)
-        return h if self.condition is None else h + self.condition  # type: ignore[no-any-return]
+        h = h if self.condition is None else h + self.condition
+        return w.proj_out(w.net(h, attend))  # type: ignore[no-any-return]
 
-    def _in_order(self, start: int, width: int, cache: KVCache) -> Attend:
-        """Attention of one window for all rows."""
-        first, end = start - 1, start + width - 1
-        mask = self._causal(first, end, cache.k.device) if self.skip or (first and width > 1) else None
-        inputs = torch.arange(first, end, device=cache.k.device)
+    def _in_order(self, start: int, width: int, cache: KVCache | None) -> Attend:
+        """Attention of one window for all rows; without a cache it is the first window."""
+        first, end, device = start - 1, start + width - 1, self.weights.proj_in.weight.device
+        mask = self._causal(first, end, device) if self.skip or (first and width > 1) else None
+        inputs = torch.arange(first, end, device=device)
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            (q, k), keys, values = self.place(q, k, inputs), cache.k[i], cache.v[i]
-            keys[:, :, first:end], values[:, :, first:end] = k, v
-            return self._attention(q, keys[:, :, :end], values[:, :, :end], mask, causal=width > 1)
+            q, k = self.place(q, k, inputs)
+            if cache is not None:
+                cache.k[i, :, :, first:end], cache.v[i, :, :, first:end] = k, v
+                k, v = cache.k[i, :, :, :end], cache.v[i, :, :, :end]
+            return self._attention(q, k, v, mask, causal=width > 1)
 
         return attend
 
@@ -170,9 +193,7 @@ class TransformerConditioner:
         length = cache.k.shape[3]
         steps = torch.arange(width, device=start.device)
         inputs = (start[:, None] - 1 + steps).clamp_max(length - 2)
-        mask = (
-            torch.arange(length, device=start.device) <= inputs[:, None, :, None] - self.skip
-        )  # [n, 1, width, T]
+        mask = torch.arange(length, device=start.device) <= inputs[:, None, :, None] - self.skip  # [n, 1, width, T]
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             (q, k), slots = self.place(q, k, inputs), inputs[:, None, :, None].expand_as(k)
@@ -188,63 +209,49 @@ class TransformerConditioner:
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
         if self.temperature is not None:
             q = q / self.temperature.view(-1, 1, 1, 1)
+        if causal and mask is None and q.device.type == "cpu" and q.requires_grad:
+            return causal_attention(q, k, v)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
         return out if not self.skip or mask is None else torch.where(mask.any(-1, keepdim=True), out, 0)
 
 
-def describe(weights: Any, condition: Tensor | None, temperature: Tensor | None) -> TransformerNetwork | None:
-    """The network as plain data; None if any part of it is not exactly what this file defines.
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of q, k, v [n, heads, T, head_dim], for training on a CPU.
 
-    A subclass may compute anything else, and so may a hook: neither is looked into.
+    There, forward and backward take 0.8 of the time of torch's fused kernel in float32 and half of it in
+    bfloat16 (`make bench ARGS=training`).
     """
-    net = weights.net
-    layers = list(net.layers) if _plain(net, CausalTransformer) else []
-    outer = (weights.proj_in, weights.proj_out)
-    if not layers or not all(_plain(m, nn.Linear) and m.bias is not None for m in outer):
-        return None
-    if not all(_is_layer(layer, net.width, net.head_dim) for layer in layers):
-        return None
-    if weights.pos_embed is None or weights.pos_embed.shape != (net.length, net.width):
-        return None
-    return TransformerNetwork(
-        proj_in=_linear(weights.proj_in),
-        pos_embed=weights.pos_embed,
-        layers=tuple(
-            TransformerLayer(
-                norm1=(m.norm1.weight, m.norm1.bias),
-                qkv=_linear(m.qkv),
-                proj=_linear(m.proj),
-                norm2=(m.norm2.weight, m.norm2.bias),
-                up=_linear(m.up),
-                down=_linear(m.down),
-            )
-            for m in layers
-        ),
-        proj_out=_linear(weights.proj_out),
-        head_dim=net.head_dim,
-        reuse=weights.reuse,
-        condition=condition,
-        temperature=temperature,
-    )
+    n, heads, length, dim = q.shape
+    q, k, v = (t.reshape(n * heads, length, dim) for t in (q, k, v))
+    found, like = [], q.new_full((QUERIES, length), -torch.inf)
+    for first in range(0, length, QUERIES):
+        end = min(first + QUERIES, length)
+        mask = like[: end - first, :end].triu(first + 1).expand(n * heads, -1, -1)
+        scores = torch.baddbmm(mask, q[:, first:end], k[:, :end].transpose(1, 2), alpha=dim**-0.5)
+        found.append(torch.bmm(scores.softmax(-1), v[:, :end]))
+    return torch.cat(found, 1).view(n, heads, length, dim)
 
 
 def _plain(module: Any, kind: type[nn.Module]) -> bool:
     """Whether calling the module is calling `kind.forward`: no subclass, no forward of its own, no hook."""
+    own = type(module) is kind and "forward" not in vars(module)
+    return own and not (module._forward_hooks or module._forward_pre_hooks)
+
+
+def _is_linear(m: Any) -> bool:
+    return _plain(m, nn.Linear) and m.bias is not None
+
+
+def _is_norm(m: Any, width: int) -> bool:
+    return _plain(m, nn.LayerNorm) and (m.eps, m.normalized_shape) == (EPS, (width,)) and m.bias is not None
+
+
+def _is_layer(m: Any, width: int, head_dim: int) -> bool:
     return (
-        type(module) is kind
-        and "forward" not in vars(module)
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-    )
-
-
-def _is_layer(layer: Any, width: int, head_dim: int) -> bool:
-    if not _plain(layer, Layer) or (layer.heads, layer.head_dim) != (width // head_dim, head_dim):
-        return False
-    linears, norms = (layer.qkv, layer.proj, layer.up, layer.down), (layer.norm1, layer.norm2)
-    return all(_plain(m, nn.Linear) and m.bias is not None for m in linears) and all(
-        _plain(m, nn.LayerNorm) and m.eps == EPS and m.normalized_shape == (width,) and m.bias is not None
-        for m in norms
+        _plain(m, Layer)
+        and (m.heads, m.head_dim) == (width // head_dim, head_dim)
+        and all(map(_is_linear, (m.qkv, m.proj, m.up, m.down)))
+        and all(_is_norm(norm, width) for norm in (m.norm1, m.norm2))
     )
 
 

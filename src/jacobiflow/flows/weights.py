@@ -6,6 +6,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
@@ -35,14 +36,7 @@ class _Seen:
     made: Any
 
 
-class _Taken(threading.local):
-    """The checksums that a thread trusts until they are verified, by memo."""
-
-    def __init__(self) -> None:
-        self.sums: Mapping[WeightMemo, list[Sums]] = {}
-
-
-_taken = _Taken()
+_trusted: ContextVar[Mapping[WeightMemo, list[Sums]]] = ContextVar("_trusted")  # checksums, until they are verified
 
 
 class WeightMemo:
@@ -93,19 +87,18 @@ class WeightMemo:
         return self._using(groups, self._look(groups, make), use)
 
     def _using(self, groups: Sequence[Group], seen: _Seen, use: Callable[[Any], R]) -> R:
-        before = _taken.sums
         own = {watch: [sums] for (watch, _), sums in zip(groups, seen.sums, strict=True) if watch is not None}
-        _taken.sums = own | {self: seen.sums}
+        before = _trusted.set(own | {self: seen.sums})
         try:
             return use(seen.made)
         finally:
-            _taken.sums = before
+            _trusted.reset(before)
 
     def _look(self, groups: Iterable[Group], make: Callable[[], Any]) -> _Seen:
         """The result for the tensors as they are now."""
         with self._lock, torch.no_grad():
             seen = self._seen
-            if seen is not None and _taken.sums.get(self) == seen.sums:
+            if seen is not None and _trusted.get({}).get(self) == seen.sums:
                 return seen
             found = [(watch, list(tensors)) for watch, tensors in groups]
             places, versions = _places(found), _versions(found)
@@ -126,11 +119,15 @@ class WeightMemo:
 
 
 class MemoModule(nn.Module):
-    """A module with a memo of all its tensors."""
+    """A module that keeps what is made of its tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.memo = WeightMemo()
+
+    def reuse(self, make: Callable[[], T]) -> T:
+        """The result of `make`, which reads the tensors; made again only when one of them has changed."""
+        return self.memo.fresh(tensors_of(self), make)
 
 
 def _places(groups: Iterable[Group]) -> list[Any]:

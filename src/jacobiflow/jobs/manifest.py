@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import warnings
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,16 @@ from jacobiflow.core.files import MAX_TEXT_BYTES, read_text, write_text
 from jacobiflow.core.method import VERSION as PLAN_VERSION
 from jacobiflow.core.method import Plan
 from jacobiflow.core.records import RecordError, build, parse_json
-from jacobiflow.core.results import JacobiflowError, one_line
+from jacobiflow.core.results import one_line
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.weights import digest
-from jacobiflow.jobs.sampling import Settings
+from jacobiflow.jobs.sampling import JobError, Settings
 from jacobiflow.jobs.shards import RECORDS, Shard
 from jacobiflow.kernels.build import version as kernels_version
 
 FILE = "manifest.json"
 FORMAT = "jacobiflow-samples"
 VERSION = 2  # 1: without a digest
-
-
-class JobError(JacobiflowError):
-    """A job that cannot start or resume; nothing that it has written is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +65,16 @@ class Job:
 
     def part(self, number: int) -> Shard:
         """Shard `number`."""
-        first = number * self.shard
-        count = min(self.shard, self.settings.n - first)
-        return Shard(number, first, count, self.settings.format, self.digest)
+        rows = range(self.settings.n)[number * self.shard : (number + 1) * self.shard]
+        return Shard(number, rows, self.settings.format, self.digest)
 
     def signed(self) -> Job:
         """The job with its digest, which is equal for jobs that make the same shards with equal versions.
 
         It is computed once and stored, so that a later version may write plans in another format.
         """
-        asked = asdict(self.settings)
-        for name in ("plan", "tol", "init", "batch", "shard", "max_memory"):  # what they became counts
-            del asked[name]
+        became = ("plan", "tol", "init", "batch", "shard", "max_memory")  # what they became counts
+        asked = {k: v for k, v in asdict(self.settings).items() if k not in became}
         made = {"plan": _methods(self.plan), "batch": self.batch, "shard": self.shard}
         return replace(self, digest=_checksum(asked | made | {"weights": self.weights, "dtype": self.dtype}))
 
@@ -96,18 +91,13 @@ class Job:
             raise RecordError(f'it is not a manifest ("format": "{FORMAT}", "version": {VERSION})')
         if doc.pop("checksum", None) != _checksum(doc):
             raise RecordError("its checksum is wrong")
-        if doc["version"] == 1:
-            doc["digest"] = ""
-        plain: dict[str, Any] = {f.name: doc[f.name] for f in fields(cls)}
+        plain: dict[str, Any] = {f.name: doc[f.name] for f in fields(cls) if f.name in doc}
         plain["settings"] = build(Settings, plain["settings"], "settings")
-        plan = dict(plain["plan"])
-        old = plan.get("version") == 1
-        plain["plan"] = Plan.from_json(json.dumps(plan | ({"version": PLAN_VERSION} if old else {})))
+        plan, old = plain["plan"], plain["plan"]["version"] == 1
+        plain["plan"] = Plan.from_json(json.dumps(plan | {"version": PLAN_VERSION} if old else plan))
         if old and plain["plan"].has_windows:
-            raise JobError(
-                "its plan was made for closed windows, which this version does not have: "
-                "finish it with version 0.1, or run tune again and begin in a new --out"
-            )
+            advice = "finish it with version 0.1, or run tune again and begin in a new --out"
+            raise JobError(f"its plan was made for closed windows, which this version does not have: {advice}")
         return cls(**plain)
 
     def save(self, folder: Path) -> None:
@@ -137,22 +127,22 @@ class Job:
             advice = "restore it, or begin again in a new --out"
             raise JobError(f"{path} is damaged ({one_line(error)}): {advice}") from None
 
-    def compare(self, other: Settings, weights: str, folder: Path) -> None:
-        """Raise if the settings or the model differ from this job's."""
+    def compare(self, other: Settings, flow: Flow, folder: Path) -> None:
+        """Raise if the settings or the model differ from this job's; warn if the versions do."""
         mine, its = asdict(self.settings), asdict(other)
-        mine["max_memory"] = its["max_memory"]
-        for name in ("batch", "shard"):  # the value that "auto" became is accepted too
-            mine[name] = its[name] if its[name] == getattr(self, name) else mine[name]
-        if _same_plan(mine["plan"], its["plan"]):
-            mine["plan"] = its["plan"]
-        changed = [f"{k} {_say(mine[k])}, now {_say(its[k])}" for k in mine if mine[k] != its[k]]
+        became = [name for name in ("batch", "shard") if its[name] == getattr(self, name)]  # what "auto" became
+        keys = [k for k in mine if k not in ("max_memory", *became) and not _same(mine[k], its[k])]
+        changed = [f"{k} {_say(mine[k])}, now {_say(its[k])}" for k in keys]
         if changed:
-            raise JobError(
-                f"{folder} holds a job with other settings ({'; '.join(changed)}): "
-                "use those, or begin in a new --out"
-            )
-        if weights != self.weights:
+            what = f"{folder} holds a job with other settings ({'; '.join(changed)})"
+            raise JobError(f"{what}: use those, or begin in a new --out")
+        if fingerprint(flow) != self.weights:
             raise JobError(f"{folder} holds samples of another model than this: begin in a new --out")
+        own = versions(next(flow.parameters()).device)
+        changed = [f"{k} {v}, now {own.get(k)}" for k, v in self.versions.items() if own.get(k) != v]
+        if changed:
+            what = f"the job began with {'; '.join(changed)}"
+            warnings.warn(f"{what}: the last digits of new samples may differ", stacklevel=2)
 
 
 def fingerprint(flow: Flow) -> str:
@@ -162,17 +152,14 @@ def fingerprint(flow: Flow) -> str:
 
 def versions(device: torch.device) -> dict[str, str]:
     """What can change the last bits of a sample besides settings and weights."""
-    if device.type == "cuda":
-        machine = torch.cuda.get_device_name(device)
-    else:
-        machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     return {
         "jacobiflow": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "transformer": kernels_version(),
-        "machine": machine,
+        "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else machine,
     }
 
 
@@ -185,10 +172,10 @@ def _methods(plan: Plan) -> Any:
     return json.loads(Plan(plan.methods).to_json())
 
 
-def _same_plan(mine: str, its: str) -> bool:
-    """Whether two plans have the same methods; the flow adds units and first guesses that one may lack."""
-    if not (mine.startswith("{") and its.startswith("{")):
-        return mine == its
+def _same(mine: Any, its: Any) -> bool:
+    """Whether two settings are the same. Plans are, where one lacks units and first guesses that the flow adds."""
+    if mine == its or not all(isinstance(s, str) and s.startswith("{") for s in (mine, its)):
+        return bool(mine == its)
     a, b = Plan.from_json(mine), Plan.from_json(its)
     return len(a) == len(b) and all(
         replace(m, unit=m.unit or n.unit, init=m.init or n.init) == n for m, n in zip(a, b, strict=True)

@@ -1,8 +1,10 @@
-"""Running a job: shards that are missing or damaged are decoded and written, by one process or many."""
+"""Running a job, by one process or many: one decides what the job is, all make what is missing or damaged."""
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -13,18 +15,21 @@ from pathlib import Path
 
 import torch
 
-from jacobiflow.core.files import write_atomically, write_errors
-from jacobiflow.core.hardware import out_of_memory
+from jacobiflow.core.files import remove_leftovers, write_atomically, write_errors
+from jacobiflow.core.hardware import memory_limit, out_of_memory, require_memory
+from jacobiflow.core.locks import Lock
 from jacobiflow.core.processes import StopKey, World, leave_process_group
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import STATUSES
+from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
-from jacobiflow.jobs.manifest import Job, JobError, versions
-from jacobiflow.jobs.sampling import draw
-from jacobiflow.jobs.shards import PARTIAL, RECORDS, Record, Shard, finish
-from jacobiflow.jobs.start import SUMS, Ask, start
+from jacobiflow.jobs.manifest import FILE, Job, fingerprint, versions
+from jacobiflow.jobs.sampling import JobError, Settings, draw, find_batch, find_shard, sample_bytes
+from jacobiflow.jobs.shards import PARTIAL, RECORDS, SHARDS, Record, Shard, finish
 
+SUMS = "SHA256SUMS"
 POLL_SECONDS = 1.0  # between looks at the folder
+Ask = Callable[[Flow], Settings]  # the settings that the user asks for, given the flow
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,7 @@ class Outcome:
         return "\n".join(lines)
 
 
-def run(
-    model: str, folder: Path, device: torch.device, ask: Ask, report: Callable[[str], None]
-) -> Outcome | None:
+def run(model: str, folder: Path, device: torch.device, ask: Ask, report: Callable[[str], None]) -> Outcome | None:
     """Start or resume the job in `folder` and finish it; None on all processes but the first.
 
     ask: gives the settings for the flow. report: is called with lines for people.
@@ -81,6 +84,105 @@ def _announce(job: Job, folder: Path, device: str, world: World, report: Callabl
         report(f"this machine has {cores} cores: `{command}` uses them all and draws the same samples")
 
 
+def start(
+    model: str, folder: Path, device: torch.device, ask: Ask, world: World, locks: ExitStack
+) -> tuple[Job, Flow]:
+    """The job in `folder`, new or resumed, and its flow; `locks` keeps the folder locked."""
+    flows: list[Flow] = []
+
+    def lead() -> tuple[Job, float]:
+        old = Job.load(folder)
+        revision = old.revision if old is not None and old.model == model else None
+        flows.append(load(model, revision=revision, device=device))
+        asked = ask(flows[0])
+        asked.check(flows[0])  # mistakes of the user are found before a folder is made
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = locks.enter_context(Lock(folder))
+            lock.exclusive()
+            clear(folder)
+            old = Job.load(folder)
+            if old is not None:
+                old.compare(asked, flows[0], folder)
+            job = old or _new_job(model, flows[0], asked, world)
+            _refuse_other_shards(job, folder, new=old is None)
+            _require_disk(job, flows[0], folder)
+            if old is None:
+                job.save(folder)
+            lock.shared()
+        except OSError as error:
+            raise JobError(f"--out {folder} cannot be written to: {error.strerror}") from None
+        return job, asked.max_memory
+
+    job, gigabytes = world.share(lead)
+    if not world.leader:
+        flows.append(load(model, revision=job.revision, device=device))
+        if fingerprint(flows[0]) != job.weights:
+            raise JobError(f"{model} is another model here than where the first process runs")
+        locks.enter_context(Lock(folder)).shared()
+    locks.enter_context(memory_limit(gigabytes))  # what does not fit is decoded in parts
+    return job, flows[0]
+
+
+def _new_job(model: str, flow: Flow, asked: Settings, world: World) -> Job:
+    """A new job: what was left open is resolved now."""
+    torch.set_num_threads(asked.threads)
+    like = next(flow.parameters())
+    batch = min(asked.batch or find_batch(flow, asked, world.local_size), asked.n)
+    shard = asked.shard or find_shard(flow, asked, batch)
+    batch = min(batch, shard)
+    require_memory(f"a shard of {shard} samples", 3 * shard * sample_bytes(flow), "use a smaller --shard")
+    return Job(
+        settings=asked,
+        model=model,
+        plan=asked.resolve_plan(flow, batch),
+        batch=batch,
+        shard=shard,
+        weights=fingerprint(flow),
+        dtype=str(like.dtype).removeprefix("torch."),
+        versions=versions(like.device),
+        revision=flow.revision,
+    ).signed()
+
+
+def clear(folder: Path) -> None:
+    """Make the folders of a job and remove what a killed one was writing; the folder must be locked."""
+    shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+    remove_leftovers(folder)
+    for name, mode in ((PARTIAL, 0o700), (SHARDS, 0o777), (RECORDS, 0o777)):
+        (folder / name).mkdir(mode=mode, exist_ok=True)
+        if (folder / name).is_symlink():
+            raise JobError(f"{folder / name} is a link, and a job writes into its own folder only: remove it")
+
+
+def _refuse_other_shards(job: Job, folder: Path, *, new: bool) -> None:
+    """Raise if the folder holds shards of another job: they would be overwritten or mixed with this one's.
+
+    new: the folder has no manifest, so each file must be named by a record of this very job. Otherwise
+    damaged files are made again, and only a record of another job is refused.
+    """
+    for path in sorted(p for place in (RECORDS, SHARDS) for p in (folder / place).glob("[!.]*")):
+        number = int(path.stem) if re.fullmatch("[0-9]{6,10}", path.stem) else job.count
+        shard = job.part(number) if number < job.count else None
+        if new and (shard is None or Record.load(folder / shard.record, shard) is None):
+            wrong = f"{folder} has no {FILE}, and {path.relative_to(folder)} is not of this job"
+            raise JobError(f"{wrong}: restore the {FILE} of its job, or use a new --out")
+        record = Record.load(path) if path.parent.name == RECORDS else None
+        if record is not None and record.job != job.digest:
+            raise JobError(f"{path} is of another job: move it away with its shard, or use a new --out")
+
+
+def _require_disk(job: Job, flow: Flow, folder: Path) -> None:
+    """Raise if the disk cannot hold the samples that are missing."""
+    each = sample_bytes(flow)
+    if job.settings.format == "png":
+        each = math.prod(flow.data_shape) // 10  # packed pixels are not smaller
+    need, free = each * (job.settings.n - job.finished(folder)), shutil.disk_usage(folder).free
+    if need > free:
+        more = f"needs {need / 1e9:,.1f} GB more in {folder}, the disk has {free / 1e9:,.1f} GB"
+        raise JobError(f"-n {job.settings.n} {more}: make room, or draw fewer")
+
+
 def _finish_shards(job: Job, flow: Flow, folder: Path, world: World) -> Outcome | None:
     """Make all shards that are missing or damaged; the leader returns the outcome."""
     torch.set_num_threads(job.settings.threads)
@@ -89,7 +191,11 @@ def _finish_shards(job: Job, flow: Flow, folder: Path, world: World) -> Outcome 
     with StopKey() as stop, bar:
         missing, looked = list[tuple[int, int]](), time.monotonic()
         for number in range(world.rank, job.count, world.size):
-            missing += _check(job, folder, job.part(number))
+            shard = job.part(number)
+            record = Record.load(folder / shard.record, shard)
+            if record is None or not record.holds(folder, shard):
+                (folder / shard.record).unlink(missing_ok=True)
+                missing.append((number, record.batch if record else job.batch))
             _stop_if_pressed(stop, job, folder, world)
         todo = sorted(pair for part in world.gather(missing, group) for pair in part)
         for number, batch in todo[world.rank :: world.size]:
@@ -102,70 +208,49 @@ def _finish_shards(job: Job, flow: Flow, folder: Path, world: World) -> Outcome 
     return _close(job, folder, len(todo)) if world.leader else None
 
 
-def _check(job: Job, folder: Path, shard: Shard) -> list[tuple[int, int]]:
-    """The shard's number and batch size if it must be made; nothing if it is there and undamaged."""
-    record = Record.read(folder, shard)
-    if record is not None and record.holds(folder, shard):
-        return []
-    (folder / shard.record).unlink(missing_ok=True)
-    return [(shard.number, record.batch if record else job.batch)]
-
-
 def _stop_if_pressed(stop: StopKey, job: Job, folder: Path, world: World) -> None:
-    if not stop.pressed:
-        return
-    if not world.leader:
+    if stop.pressed and not world.leader:
         raise SystemExit(0)
-    raise JobError(
-        f"stopped with {job.finished(folder):,} of {job.settings.n:,} samples in {folder}: "
-        "rerun the command to resume"
-    )
+    if stop.pressed:
+        done = f"{job.finished(folder):,} of {job.settings.n:,} samples"
+        raise JobError(f"stopped with {done} in {folder}: rerun the command to resume")
 
 
 def _make(job: Job, flow: Flow, folder: Path, shard: Shard, batch: int) -> None:
     """Decode and write one shard, in smaller batches if memory runs out."""
     while True:
         try:
-            samples = draw(job.settings, job.plan, flow, shard.first, shard.count, batch)
+            samples = draw(job.settings, job.plan, flow, shard.rows, batch)
             break
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
             if batch == 1:
-                raise JobError(f"out of memory at sample {shard.first}, even in batches of one") from None
+                raise JobError(f"out of memory at sample {shard.rows.start}, even in batches of one") from None
         batch = -(-batch // 2)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     with write_errors(folder):
-        finish(
-            folder,
-            shard,
-            shard.encode(samples.x, samples.labels),
-            batch=batch,
-            status=dict(samples.status),
-            nonfinite=shard.nonfinite(samples.x),
-            versions=versions(next(flow.parameters()).device),
-        )
+        finish(folder, shard, samples, batch, versions(next(flow.parameters()).device))
 
 
 def _close(job: Job, folder: Path, made: int) -> Outcome:
     """All shards are there: write the checksums of all files, in the format of sha256sum."""
-    status, nonfinite, smaller = Counter[str](), 0, 0
+    count = Counter[str]()
 
     def write_sums(path: str) -> None:
-        nonlocal nonfinite, smaller
         with open(path, "w", encoding="utf-8") as f:
             for number in range(job.count):
-                record = Record.read(folder, job.part(number))
+                shard = job.part(number)
+                record = Record.load(folder / shard.record, shard)
                 if record is None:
                     raise JobError(f"shard {number} of {folder} has gone: rerun the command to make it again")
                 f.writelines(f"{value}  {name}\n" for name, value in record.files.items())
-                status.update(record.status)
-                nonfinite += len(record.nonfinite)
-                smaller += record.batch < job.batch
+                count.update(record.status)
+                count["smaller"] += record.batch < job.batch
 
     with write_errors(folder):
         write_atomically(folder / SUMS, write_sums, partial=folder / PARTIAL)
         shutil.rmtree(folder / PARTIAL)
-    ends = {s.name: status[s.name] for s in STATUSES if status[s.name]}
-    return Outcome(job, made, ends, nonfinite, smaller)
+    status = {s.name: count[s.name] for s in STATUSES if count[s.name]}
+    return Outcome(job, made, status, count["NONFINITE"], count["smaller"])

@@ -1,24 +1,35 @@
-"""What is drawn: the settings, checked against a flow, and the loop that draws samples in batches."""
+"""What is drawn: the settings, checked against a flow, the loop that draws in batches, and their size."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from jacobiflow.core.method import Init, Plan
+from jacobiflow.core.hardware import BILLION, available_memory, out_of_memory, used_memory
+from jacobiflow.core.method import Init, Method, Plan
 from jacobiflow.core.pictures import as_images
 from jacobiflow.core.progress import progress_bar
-from jacobiflow.core.results import Status, nonfinite_rows
+from jacobiflow.core.results import Decoded, JacobiflowError, Stats, Status, joined, nonfinite_rows
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.kernels.backend import Backend
 
 Format = Literal["npz", "safetensors", "png"]
+MAX_BATCH = 256  # larger batches gain little on any device, and wait longer for their slowest sample
+PROBE_SAMPLES = 4  # samples that memory is measured with
+MEMORY_SHARE = 0.4  # of the free memory, for one batch: rows that stop are copied out of it
+SHARD_BYTES = 64 * 2**20
+SHARD_SAMPLES = 1024
+
+
+class JobError(JacobiflowError):
+    """A job that cannot start or resume; nothing that it has written is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +59,12 @@ class Settings:
     @property
     def guidance_options(self) -> Guidance:
         """Guidance as a flow takes it."""
-        return Guidance(
-            weight=self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp
-        )
+        return Guidance(weight=self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp)
 
-    def decode_options(self, first: int, count: int) -> dict[str, Any]:
-        """The options of `flow.decode` for samples first .. first + count - 1."""
-        labels = labels_in_turn(self.labels, count, first)
-        guidance = {"guidance": self.guidance_options} if self.guidance else {}
-        return {"labels": labels, "backend": self.backend, **guidance}
+    def decode_options(self, rows: range) -> dict[str, Any]:
+        """The options of `flow.decode` for the samples of these numbers."""
+        labels = labels_in_turn(self.labels, rows)
+        return {"labels": labels, "backend": self.backend, "guidance": self.guidance_options}
 
     def check(self, flow: Flow) -> None:
         """Raise if the flow cannot do this, before anything is written."""
@@ -73,24 +81,17 @@ class Settings:
         """The plan for batches of this size; "auto" depends on it."""
         if self.plan.startswith("{"):
             return flow.plan(Plan.from_json(self.plan))
-        return flow.plan(
-            self.plan,
-            tol=self.tol,
-            init=self.init,
-            max_deviation=self.max_deviation,
-            n=batch,
-            guidance=self.guidance_options,
-            backend=self.backend,
-        )
+        asked: dict[str, Any] = {"tol": self.tol, "init": self.init, "max_deviation": self.max_deviation}
+        return flow.plan(self.plan, n=batch, guidance=self.guidance_options, backend=self.backend, **asked)
 
 
-def labels_in_turn(labels: tuple[int, ...], count: int, first: int = 0) -> Tensor | None:
-    """The labels of samples first .. first + count - 1; None without labels.
+def labels_in_turn(labels: tuple[int, ...], rows: range) -> Tensor | None:
+    """The labels of the samples of these numbers; None without labels.
 
-    >>> labels_in_turn((0, 1, 2), 4, first=2).tolist()
+    >>> labels_in_turn((0, 1, 2), range(2, 6)).tolist()
     [2, 0, 1, 2]
     """
-    return torch.tensor(labels)[torch.arange(first, first + count) % len(labels)] if labels else None
+    return torch.tensor([labels[i % len(labels)] for i in rows]) if labels else None
 
 
 @dataclass(frozen=True)
@@ -100,45 +101,93 @@ class Samples:
     x: Tensor
     labels: Tensor | None
     status: Counter[str]  # how many samples ended how
-    seconds: float
-    backend: str
-    residual: float | None  # the largest |encode(x) - z|, if asked for
+    stats: Stats
 
 
 def draw(
-    settings: Settings,
-    plan: Plan,
-    flow: Flow,
-    first: int,
-    count: int,
-    batch: int,
-    *,
-    check: bool = False,
-    progress: bool = False,
+    settings: Settings, plan: Plan, flow: Flow, rows: range, batch: int, *, check: bool = False, progress: bool = False
 ) -> Samples:
-    """Samples first .. first + count - 1, in batches; progress: show a bar.
+    """The samples of these numbers, in batches; progress: show a bar.
 
     A sample that is not finite, before or after denoising, is NaN throughout and counts as NONFINITE.
     """
-    xs, status, seconds, backends, residuals = [], Counter[str](), 0.0, [], []
-    bar = progress_bar(total=count, unit=" samples", disable=not progress)
-    for start in range(first, first + count, batch):
-        rows = min(batch, first + count - start)
-        options = settings.decode_options(start, rows)
-        z = flow.noise(rows, settings.seed, start=start)
-        out = flow.decode(z, plan, check=check, warn=False, **options)
-        x = (flow.denoise(out.x, labels=options["labels"]) if settings.denoise else out.x).cpu()
-        ends = zip(*(block.status for block in out.stats.blocks), nonfinite_rows(x).tolist(), strict=True)
-        worst = [Status.NONFINITE if lost else max(s, key=lambda s: s.rank) for *s, lost in ends]
-        x[torch.tensor([s is Status.NONFINITE for s in worst])] = float("nan")
-        xs.append(x)
-        status.update(s.name for s in worst)
-        seconds += out.stats.seconds
-        backends.append(out.stats.backend)
-        bar.update(rows)
-        if out.stats.residual is not None:
-            residuals.append(out.stats.residual.max().item())
-    bar.close()
-    labels = labels_in_turn(settings.labels, count, first)
-    residual = max(residuals) if residuals else None
-    return Samples(torch.cat(xs), labels, status, seconds, " + ".join(sorted(set(backends))), residual)
+    parts: list[Decoded] = []
+    with progress_bar(total=len(rows), unit=" samples", disable=not progress) as bar:
+        for some in (rows[i : i + batch] for i in range(0, len(rows), batch)):
+            options = settings.decode_options(some)
+            z = flow.noise(len(some), settings.seed, start=some.start)
+            out = flow.decode(z, plan, check=check, warn=False, **options)
+            x = flow.denoise(out.x, labels=options["labels"]) if settings.denoise else out.x
+            parts.append(replace(out, x=x.cpu()))
+            bar.update(len(some))
+    out = joined(parts)
+    ends = zip(*(block.status for block in out.stats.blocks), nonfinite_rows(out.x).tolist(), strict=True)
+    worst = [Status.NONFINITE if lost else max(s, key=lambda s: s.rank) for *s, lost in ends]
+    out.x[torch.tensor([s is Status.NONFINITE for s in worst])] = float("nan")
+    status = Counter(s.name for s in worst)
+    return Samples(out.x, labels_in_turn(settings.labels, rows), status, out.stats)
+
+
+# Batch and shard sizes that memory allows
+
+
+def find_batch(flow: Flow, settings: Settings, near: int) -> int:
+    """The largest power of two, up to MAX_BATCH, whose decoding fits into the memory that is free now.
+
+    near: how many processes share this machine's memory.
+    """
+    device = next(flow.parameters()).device
+    count = min(PROBE_SAMPLES, settings.n)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory() / near
+    if settings.max_memory and device.type == "cpu":
+        free = min(free, settings.max_memory * BILLION - used_memory())
+    try:
+        need = _measure(flow, settings, count)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise JobError(f"not even {count} samples fit into memory ({free / 1e9:.1f} GB are free)") from None
+    fits = MEMORY_SHARE * free / max(need / count, 1.0)
+    if fits < 1:
+        wrong = f"a sample needs {need / count / 1e9:.1f} GB of memory to decode and {free / 1e9:.1f} GB are free"
+        raise JobError(f"{wrong}: use a larger machine, raise --max-memory, or set --batch")
+    return int(2 ** math.floor(math.log2(min(fits, MAX_BATCH))))
+
+
+def _measure(flow: Flow, settings: Settings, count: int) -> int:
+    """Bytes that one sweep over whole sequences of `count` samples takes, with gradients if it denoises."""
+    device = next(flow.parameters()).device
+    sweep = Plan((Method(max_sweeps=1),) * len(flow.blocks))
+
+    def once(n: int) -> None:
+        options = settings.decode_options(range(n))
+        x = flow.decode(flow.noise(n, 0), sweep, on_failure="return", warn=False, **options).x
+        if settings.denoise:
+            flow.denoise(x, labels=options["labels"])
+
+    once(1)  # what a flow makes at its first use is not counted
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device) if cuda else _peak()
+    once(count)
+    return (torch.cuda.max_memory_allocated(device) if cuda else _peak()) - before
+
+
+def _peak() -> int:
+    """The most memory in bytes that this process ever held."""
+    import resource  # not on every system
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def find_shard(flow: Flow, settings: Settings, batch: int) -> int:
+    """Samples per shard: whole batches, about SHARD_SAMPLES and at most SHARD_BYTES."""
+    most = min(SHARD_SAMPLES, max(1, SHARD_BYTES // sample_bytes(flow)), settings.n)
+    return max(1, most // batch) * batch
+
+
+def sample_bytes(flow: Flow) -> int:
+    """Bytes of one sample."""
+    return math.prod(flow.data_shape) * next(flow.parameters()).element_size()

@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from PIL import Image
-from torch import Tensor
 
 from jacobiflow.core.files import read_text, sync, write_bytes
-from jacobiflow.core.pictures import as_images, png_bytes, to_pixels
+from jacobiflow.core.pictures import sheet_bytes
 from jacobiflow.core.records import parse_json
 from jacobiflow.core.results import Status, nonfinite_rows
-from jacobiflow.jobs.sampling import Format
+from jacobiflow.jobs.sampling import Format, Samples
 
 NAMES = {status.name for status in Status}
 SHARDS, RECORDS, PARTIAL = "shards", "records", ".partial"
@@ -30,44 +28,38 @@ SHARDS, RECORDS, PARTIAL = "shards", "records", ".partial"
 
 @dataclass(frozen=True)
 class Shard:
-    """Samples first .. first + count - 1."""
+    """Consecutive samples."""
 
     number: int
-    first: int
-    count: int
+    rows: range  # the numbers of its samples
     format: Format
     job: str  # digest of its job
 
     @property
-    def name(self) -> str:
-        return f"{self.number:06d}"
-
-    @property
     def record(self) -> str:
         """Path of its record in the job's folder."""
-        return f"{RECORDS}/{self.name}.json"
+        return f"{RECORDS}/{self.number:06d}.json"
 
     def files(self, labelled: bool, nonfinite: Collection[int] = ()) -> list[str]:
         """Paths of its samples in the job's folder; a nonfinite sample has no PNG."""
+        name = f"{SHARDS}/{self.number:06d}"
         if self.format != "png":
-            return [f"{SHARDS}/{self.name}.{self.format}"]
-        folder = f"{SHARDS}/{self.name}"
-        kept = (i for i in range(self.first, self.first + self.count) if i not in nonfinite)
-        names = [f"{folder}/{i:09d}.png" for i in kept]
-        return [*names, f"{folder}/metadata.csv"] if labelled else names
+            return [f"{name}.{self.format}"]
+        names = [f"{name}/{i:09d}.png" for i in self.rows if i not in nonfinite]
+        return [*names, f"{name}/metadata.csv"] if labelled else names
 
-    def nonfinite(self, x: Tensor) -> list[int]:
-        """Indices of the samples in x that are not finite."""
-        return [self.first + i for i, lost in enumerate(nonfinite_rows(x).tolist()) if lost]
-
-    def encode(self, x: Tensor, labels: Tensor | None) -> dict[str, bytes]:
+    def encode(self, samples: Samples, nonfinite: Collection[int]) -> dict[str, bytes]:
         """The content of each of its files."""
-        names = self.files(labels is not None, set(self.nonfinite(x)))
+        x, labels = samples.x, samples.labels
+        names = self.files(labels is not None, nonfinite)
         if self.format == "png":
-            kept = ~nonfinite_rows(x)
-            contents = _png_files(x[kept], names, None if labels is None else labels[kept])
+            kept = [(i, row) for i, row in enumerate(self.rows) if row not in nonfinite]
+            contents = [sheet_bytes(x[i : i + 1], columns=1, gap=0, zoom=1) for i, _ in kept]
+            if labels is not None:
+                lines = (f"{row:09d}.png,{labels[i]}" for i, row in kept)
+                contents.append("\n".join(["file_name,label", *lines, ""]).encode())
             return dict(zip(names, contents, strict=True))
-        arrays = {"x": x.numpy(), "index": np.arange(self.first, self.first + self.count)}
+        arrays = {"x": x.numpy(), "index": np.array(self.rows)}
         if labels is not None:
             arrays["labels"] = labels.numpy()
         if self.format == "safetensors":
@@ -75,19 +67,6 @@ class Shard:
         stream = io.BytesIO()
         np.savez(stream, **arrays)  # type: ignore[arg-type]
         return {names[0]: stream.getvalue()}
-
-
-def _png_files(x: Tensor, names: list[str], labels: Tensor | None) -> list[bytes]:
-    """One PNG per sample and, with labels, a table of them."""
-    images = as_images(x)
-    assert images is not None
-    contents = []
-    for pixels in to_pixels(images):
-        contents.append(png_bytes(Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)))
-    if labels is not None:
-        rows = [f"{Path(n).name},{label}" for n, label in zip(names, labels.tolist(), strict=False)]
-        contents.append("\n".join(["file_name,label", *rows, ""]).encode())
-    return contents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,30 +83,24 @@ class Record:
     job: str = ""  # digest of the job; "" in jobs begun by version 0.1
 
     @classmethod
-    def load(cls, path: Path) -> Record | None:
-        """The record at `path`, if there is one."""
+    def load(cls, path: Path, shard: Shard | None = None) -> Record | None:
+        """The record at `path`, if there is one, and if it is of `shard`."""
         try:
-            return None if path.is_symlink() else cls(**parse_json(read_text(path)))
-        except (OSError, TypeError, ValueError):
-            return None
-
-    @classmethod
-    def read(cls, folder: Path, shard: Shard) -> Record | None:
-        """The record of `shard`, if there is one that fits it."""
-        record = cls.load(folder / shard.record)
-        try:
-            return record if record is not None and record._fits(shard) else None
-        except (TypeError, AttributeError):
+            if path.is_symlink():
+                return None
+            record = cls(**parse_json(read_text(path)))
+            return record if shard is None or record._fits(shard) else None
+        except (OSError, TypeError, ValueError, AttributeError):
             return None
 
     def _fits(self, shard: Shard) -> bool:
         lost = set(self.nonfinite)
         return (
-            (self.job, self.first, self.count) == (shard.job, shard.first, shard.count)
+            (self.job, self.first, self.count) == (shard.job, shard.rows.start, len(shard.rows))
             and self.batch > 0
             and self.status.keys() <= NAMES
-            and sum(self.status.values()) == shard.count
-            and lost <= set(range(shard.first, shard.first + shard.count))
+            and sum(self.status.values()) == self.count
+            and lost <= set(shard.rows)
             and self.status.get("NONFINITE", 0) == len(lost) == len(self.nonfinite)
             and list(self.files) in (shard.files(False, lost), shard.files(True, lost))
         )
@@ -146,17 +119,19 @@ class Record:
             return False
 
 
-def finish(folder: Path, shard: Shard, contents: Mapping[str, bytes], **about: Any) -> Record:
+def finish(folder: Path, shard: Shard, samples: Samples, batch: int, versions: dict[str, str]) -> None:
     """Write a shard: its files first, its record last, each atomically and synced to the disk."""
+    lost = [row for row, is_lost in zip(shard.rows, nonfinite_rows(samples.x).tolist(), strict=True) if is_lost]
+    contents = shard.encode(samples, set(lost))
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
-    record = Record(first=shard.first, count=shard.count, files=sums, job=shard.job, **about)
+    how: dict[str, Any] = {"batch": batch, "status": dict(samples.status), "versions": versions, "nonfinite": lost}
+    record = Record(first=shard.rows.start, count=len(shard.rows), files=sums, job=shard.job, **how)
     write(folder, contents)
     for name in shard.files(False):  # an older PNG of a sample that is not finite
         if name not in contents:
             _refuse_link((folder / name).parent)
             (folder / name).unlink(missing_ok=True)
     write(folder, {shard.record: (json.dumps(asdict(record), indent=1) + "\n").encode()})
-    return record
 
 
 def write(folder: Path, contents: Mapping[str, bytes]) -> None:

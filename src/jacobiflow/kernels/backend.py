@@ -15,15 +15,12 @@ from jacobiflow.kernels.torch_reference import TorchEngine
 Backend = Literal["torch", "c", "compile"]
 Make = Callable[[Conditioner, Bijector], Engine | None]  # None: not for this conditioner and bijector
 
-C_MAKERS: tuple[Make, ...] = (c_transformer.engine, c_masked.engine)  # by kind of conditioner
-
-
-def c_engine(conditioner: Conditioner, bijector: Bijector) -> Engine | None:
-    """The first of the C engines that supports them."""
-    return next((found for make in C_MAKERS if (found := make(conditioner, bijector)) is not None), None)
-
-
-BACKENDS: dict[str, Make] = {"torch": TorchEngine, "c": c_engine, "compile": compile.engine}  # by name
+# By name: what makes its engines, each for other conditioners.
+BACKENDS: dict[str, tuple[Make, ...]] = {
+    "torch": (TorchEngine,),
+    "c": (c_transformer.engine, c_masked.engine),
+    "compile": (compile.engine,),
+}
 FASTEST: tuple[str, ...] = ("c", "torch")  # the order in which they are tried when none is asked for
 
 
@@ -34,7 +31,7 @@ def bind(
     if backend is not None and backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     for name in FASTEST if backend is None else (backend,):
-        engine = BACKENDS[name](conditioner, bijector)
-        if engine is not None:
-            return Block(conditioner, bijector, engine, order)
+        for make in BACKENDS[name]:
+            if (engine := make(conditioner, bijector)) is not None:
+                return Block(conditioner, bijector, engine, order)
     raise ValueError(f"backend {backend!r} does not support this flow here: leave it out")

@@ -17,19 +17,15 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from jacobiflow.core.cache_folder import own_folder, read_own, write_own
+from jacobiflow.core.hardware import processor_facts
 from jacobiflow.core.progress import announce
+from jacobiflow.core.results import one_line
 from jacobiflow.core.warn import warn_once
 from jacobiflow.kernels.c_library import declare
 
 KERNELS = Path(__file__).with_name("csrc")
-SOURCES = (
-    *("transformer.c", "network.c", "attention.c", "gemm.c", "team.c"),
-    *("masked.c", "bands.c", "spline.c", "elementwise.c", "checksum.c", "accept.c"),
-)
+SOURCES = sorted(KERNELS.glob("*.c"))
 FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi")
 
 
@@ -38,23 +34,18 @@ def library() -> ctypes.CDLL | None:
     """The compiled functions; None, and one warning, where they cannot be had."""
     if os.environ.get("JACOBIFLOW_NATIVE") == "0" or os.name != "posix":
         return None
+    reason = "no C compiler was found"
     try:
-        compiler = compiler_command()
-        if not compiler:
-            _warn("no C compiler was found")
-            return None
-        name = _name(compiler)
-        return declare(_load(_built(compiler, name), name))
+        if compiler := compiler_command():
+            name = _name(compiler)
+            return declare(_load(_built(compiler, name), name))
     except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
-        _warn(f"they could not be built: {_reason(error)}")
-        return None
-
-
-def _warn(reason: str) -> None:
+        reason = f"they could not be built: {_reason(error)}"
     warn_once(
         f"the C kernels are not used ({reason}), so decoding runs in torch, several times slower: "
         "install a C compiler or set CC, or set JACOBIFLOW_NATIVE=0 to silence this"
     )
+    return None
 
 
 def _reason(error: Exception) -> str:
@@ -63,7 +54,7 @@ def _reason(error: Exception) -> str:
         lines = [line.strip() for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
         said = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
         return f"{error.cmd[0]} failed, {said}"
-    return " ".join(str(error).split())
+    return one_line(error)
 
 
 def version() -> str:
@@ -79,8 +70,9 @@ def compiler_command() -> tuple[str, ...]:
 
 
 def _name(compiler: tuple[str, ...]) -> str:
-    """The same for the same source, compiler and processor."""
-    key = hashlib.sha256(" ".join((*compiler, processor_flags(), *FLAGS)).encode())
+    """The same for the same source, compiler and processor: a folder may be shared by several machines."""
+    processor = platform.machine(), platform.processor(), processor_facts("flags", "Features")
+    key = hashlib.sha256(" ".join((*compiler, *processor, *FLAGS)).encode())
     for path in sorted(KERNELS.iterdir()):
         key.update(path.read_bytes())
     return f"kernels-{key.hexdigest()[:16]}"
@@ -96,19 +88,15 @@ def _built(compiler: tuple[str, ...], name: str) -> bytes:
                 return content
     announce("compiling the C kernels, once: this takes about ten seconds")
     with tempfile.TemporaryDirectory(prefix="jacobiflow-") as room:
-        content = _build(compiler, Path(room) / name)
+        out = Path(room) / name
+        command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", str(out), "-lm", "-lpthread"]
+        subprocess.run(command, check=True, capture_output=True, timeout=600)
+        content = out.read_bytes()
+    content += hashlib.sha256(content).digest()  # loaders do not mind what follows the last section
     if folder is not None:
         with suppress(OSError):  # built again next time
             write_own(folder / f"{name}.so", content)
     return content
-
-
-def _build(compiler: tuple[str, ...], out: Path) -> bytes:
-    sources = [str(KERNELS / name) for name in SOURCES]
-    command = [*compiler, *FLAGS, *sources, "-o", str(out), "-lm", "-lpthread"]
-    subprocess.run(command, check=True, capture_output=True, timeout=600)
-    content = out.read_bytes()
-    return content + hashlib.sha256(content).digest()  # loaders do not mind what follows the last section
 
 
 def _whole(content: bytes) -> bool:
@@ -129,20 +117,3 @@ def _load(content: bytes, name: str) -> ctypes.CDLL:
         path = Path(room) / f"{name}.so"
         path.write_bytes(content)
         return ctypes.CDLL(str(path))  # stays loaded without the file
-
-
-def processor_flags() -> str:
-    """What decides which instructions there are: a folder may be shared by several machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return f"{platform.machine()} {platform.processor()} {flags}"
-
-
-def library_for(like: Tensor) -> ctypes.CDLL | None:
-    """The library, if it applies to such tensors: float32 on a CPU, no gradients, no autocast."""
-    if torch.is_grad_enabled() or like.device.type != "cpu" or like.dtype != torch.float32:
-        return None
-    return None if torch.is_autocast_enabled("cpu") else library()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_char_p, c_float, c_int, c_long, c_void_p
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,56 +15,50 @@ from jacobiflow.core.results import Status
 PANEL = 16  # columns per panel of packed weights, as in vector.h
 
 
+# Result and arguments of each function: P is a pointer, L a long, I an int, F a float, S a text, - nothing.
+KINDS = {"P": c_void_p, "L": c_long, "I": c_int, "F": c_float, "S": c_char_p, "-": None}
+SIGNATURES = {
+    "jf_codes": "S",
+    "jf_activations": "S",
+    "jf_params_scratch": "L PPP LL I",  # net, rows, starts; start, width; threads
+    "jf_params": "I PPP LL PP I",  # the same, with theta and scratch
+    "jf_solve_scratch": "L PP LL P I",  # net, rows; start, stop; z; threads
+    "jf_solve": "I PP LL PL PL I P I",  # the same, with rows of z, slope and its rows; map; scratch
+    "jf_masked": "- PLL LPL PL PP PL P I",  # net, n, stored; window; x; nodes, active; context; theta
+    "jf_masked_solve": "I PLL LL PL PL PL PP PL IP I",  # lo, hi; x, z, slope, each with its rows; map
+    "jf_affine": "- IF LLL PL P PP",  # map; n, w, d; z; theta; x, slope
+    "jf_accept": "- PPP PLLL PP I",  # rows, rule, found; window, width of the batch; new, log_slope; cached
+    "jf_checksums_begin": "- PLP I P",  # pieces, how many, sums; threads; job
+    "jf_checksums_end": "- P",
+}
+
+
 def declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     """Set the signatures of all functions; raises if constants differ between Python and C."""
     if c_long.in_dll(lib, "jf_panel").value != PANEL:
         raise RuntimeError("the C kernels pack weights in other panels: set PANEL as in vector.h")
     if tuple((c_long * 2).in_dll(lib, "jf_ranks")) != (Status.CONVERGED.rank, Status.SWEEP_LIMIT.rank):
         raise RuntimeError("the C kernels have other ranks of Status: set them as in core/results.py")
-    lib.jf_codes.restype = lib.jf_activations.restype = c_char_p
-    lib.jf_params_scratch.restype = lib.jf_solve_scratch.restype = c_long
-    lib.jf_params_scratch.argtypes = [*(c_void_p, c_void_p, c_void_p, c_long, c_long), c_int]
-    lib.jf_params.restype = lib.jf_solve.restype = c_int
-    lib.jf_params.argtypes = [
-        *(c_void_p, c_void_p, c_void_p, c_long, c_long),  # net, rows, starts, start, width
-        *(c_void_p, c_void_p, c_int),  # theta, scratch, threads
-    ]
-    lib.jf_solve_scratch.argtypes = [*(c_void_p, c_void_p, c_long, c_long), c_void_p, c_int]
-    lib.jf_solve.argtypes = [
-        *(c_void_p, c_void_p, c_long, c_long),  # net, rows, start, stop
-        *(c_void_p, c_long, c_void_p, c_long),  # z, slope, each with its rows
-        *(c_int, c_void_p, c_int),  # map, scratch, threads
-    ]
-    lib.jf_masked.restype = None
-    lib.jf_masked.argtypes = [
-        *(c_void_p, c_long, c_long, c_long, c_void_p, c_long),  # net, n, stored, start, starts, width
-        *(c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_long),  # x, nodes, active, context
-        *(c_void_p, c_int),  # theta, threads
-    ]
-    lib.jf_masked_solve.restype = c_int
-    lib.jf_masked_solve.argtypes = [
-        *(c_void_p, c_long, c_long, c_long, c_long),  # net, n, stored, lo, hi
-        *(c_void_p, c_long, c_void_p, c_long, c_void_p, c_long),  # x, z, slope, each with its rows
-        *(c_void_p, c_void_p, c_void_p, c_long),  # nodes, active, context
-        *(c_int, c_void_p, c_int),  # kind, its numbers, threads
-    ]
-    lib.jf_affine.restype = None
-    lib.jf_affine.argtypes = [
-        *(c_int, c_float, c_long, c_long, c_long),  # kind, eps, n, w, d
-        *(c_void_p, c_long, c_void_p, c_void_p, c_void_p),  # z, theta, x, slope
-    ]
-    lib.jf_accept.restype = None
-    lib.jf_accept.argtypes = [
-        *(c_void_p, c_void_p, c_void_p),  # rows, rule, found
-        *(c_void_p, c_long, c_long, c_long),  # starts, start, width of the window, width of the batch
-        *(c_void_p, c_void_p, c_int),  # new, log_slope, cached
-    ]
-    lib.jf_checksums_begin.restype = lib.jf_checksums_end.restype = None
-    lib.jf_checksums_begin.argtypes = [
-        *(c_void_p, c_long, c_void_p, c_int, c_void_p),  # pieces, how many, sums, threads, job
-    ]
-    lib.jf_checksums_end.argtypes = [c_void_p]
+    for name, signature in SIGNATURES.items():
+        result, *arguments = (KINDS[kind] for kind in signature.replace(" ", ""))
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
     return lib
+
+
+def members(text: str) -> list[tuple[str, Any]]:
+    """The fields of a C structure: kinds, each followed by its names.
+
+    >>> [name for name, _ in members("L n length P x")]
+    ['n', 'length', 'x']
+    """
+    found, kind = list[tuple[str, Any]](), None
+    for word in text.split():
+        if word in KINDS:
+            kind = KINDS[word]
+        else:
+            found.append((word, kind))
+    return found
 
 
 @cache
@@ -102,3 +97,11 @@ class TensorPins:
         """The address of t, made contiguous."""
         self.tensors.append(t.detach().contiguous())
         return self.tensors[-1].data_ptr()
+
+
+def in_rows(t: Tensor) -> Tensor:
+    """[n, T] or [n, T, D] in float32 with each row in one piece; rows may be apart."""
+    if t.dtype != torch.float32:  # its bytes would be read as other numbers
+        raise ValueError(f"x is {t.dtype}, the network {torch.float32}: cast one of them")
+    step = 1 if t.ndim == 2 else t.shape[2]
+    return t if t.stride(-1) == 1 and t.stride(1) == step else t.contiguous()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_long, c_void_p
+from ctypes import c_void_p
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,27 +15,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector
-from jacobiflow.core.block import Cache, Conditioner, Start
-from jacobiflow.core.description import description
-from jacobiflow.core.networks import BoundNetwork, MaskedNetwork, Stage
+from jacobiflow.core.block import Cache, Conditioner, Engine, Start
+from jacobiflow.core.description import BoundNetwork, MaskedNetwork, Stage, description
 from jacobiflow.kernels.build import library
 from jacobiflow.kernels.c_accept import accept
-from jacobiflow.kernels.c_library import PANEL, TensorPins, codes_of, pad, panels
+from jacobiflow.kernels.c_library import PANEL, TensorPins, codes_of, in_rows, members, pad, panels
 from jacobiflow.kernels.c_maps import CMap, c_map
 from jacobiflow.kernels.threads import thread_count
-from jacobiflow.kernels.torch_reference import solve_by_steps
 
 DEEPEST, WIDEST = 32, 256  # stages and parameters whose sums fit on any stack: those of jf_masked_solve
-FUNCTIONS: tuple[tuple[Callable[..., Tensor], str], ...] = (
-    (F.relu, "relu"),
-    (torch.relu, "relu"),
-    (F.elu, "elu"),
-    (F.gelu, "gelu"),
-    (F.silu, "silu"),
-    (torch.tanh, "tanh"),
-    (F.tanh, "tanh"),
-)
-MODULES = {nn.ReLU: "relu", nn.ELU: "elu", nn.GELU: "gelu", nn.SiLU: "silu", nn.Tanh: "tanh"}
+ACTIVATIONS: dict[str, tuple[Any, ...]] = {  # by name in C: functions and exact types of layers
+    "relu": (F.relu, torch.relu, nn.ReLU),
+    "elu": (F.elu, nn.ELU),
+    "gelu": (F.gelu, nn.GELU),
+    "silu": (F.silu, nn.SiLU),
+    "tanh": (torch.tanh, F.tanh, nn.Tanh),
+}
 
 
 def engine(conditioner: Conditioner, bijector: Bijector) -> CMaskedEngine | None:
@@ -46,56 +41,48 @@ def engine(conditioner: Conditioner, bijector: Bijector) -> CMaskedEngine | None
     bound, by = description(conditioner), c_map(bijector)
     if type(bound) is not BoundNetwork or by is None or by.formula.kind == "shift":
         return None
-    if not _supported(bound, bijector.params):
+    net = bound.network
+    if type(net) is not MaskedNetwork or not net.stages or net.params != bijector.params:
         return None
-    return CMaskedEngine(_packed(bound.network), by, bound.terms)
+    lib = library()
+    if lib is None or torch.is_autocast_enabled("cpu") or activation_code(net.activation) is None:
+        return None
+    if any(type(stage) is not Stage or stage.skip == 0 for stage in net.stages):
+        return None
+    linears = ((stage.weight, stage.bias, *(stage.norm or ())) for stage in net.stages)
+    tensors = (net.head, net.head_bias, *(t for ts in linears for t in ts), *bound.terms.values())
+    if any(t.dtype != torch.float32 or t.device.type != "cpu" for t in tensors):
+        return None
+    return CMaskedEngine(_packed(lib, net), by, bound.terms)
 
 
 def activation_code(activation: Callable[[Tensor], Tensor]) -> int | None:
     """The code of an activation that the C code has: one of these functions or exactly these layers."""
     if getattr(activation, "alpha", 1) != 1 or getattr(activation, "approximate", "none") != "none":
         return None
-    name = next((name for f, name in FUNCTIONS if f is activation), MODULES.get(type(activation)))
+    known = ((name, one) for name, every in ACTIVATIONS.items() for one in every)
+    name = next((name for name, one in known if one is activation or one is type(activation)), "")
     lib = library()
-    return None if name is None or lib is None else codes_of(lib)[1].get(name)
-
-
-def _supported(bound: BoundNetwork, params: int) -> bool:
-    net = bound.network
-    if type(net) is not MaskedNetwork or not net.stages or net.params != params:
-        return False
-    if library() is None or torch.is_autocast_enabled("cpu") or activation_code(net.activation) is None:
-        return False
-    if any(type(stage) is not Stage or stage.skip == 0 for stage in net.stages):
-        return False
-    linears = ((stage.weight, stage.bias, *(stage.norm or ())) for stage in net.stages)
-    tensors = (net.head, net.head_bias, *(t for ts in linears for t in ts), *bound.terms.values())
-    return all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+    return None if lib is None else codes_of(lib)[1].get(name)
 
 
 class _Stage(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("weight", "bias", "factor", "offset", "limits", "ends")),
-        *((name, c_long) for name in ("inputs", "outputs", "source", "activated", "skip")),
-    ]
+    _fields_ = members("P weight bias factor offset limits ends L inputs outputs source activated skip")
 
 
 class _Masked(ctypes.Structure):
-    _fields_ = [
-        *((name, c_long) for name in ("length", "params", "depth", "activation")),
-        ("stages", c_void_p),
-    ]
+    _fields_ = members("L length params depth activation P stages")
 
 
 class PackedNetwork:
     """The weights of a `MaskedNetwork` as the C functions take them: copies, in panels of 16 units."""
 
-    def __init__(self, net: MaskedNetwork) -> None:
-        lib = library()
-        assert lib is not None
+    def __init__(self, lib: ctypes.CDLL, net: MaskedNetwork) -> None:
         self.lib, self.keep = lib, TensorPins()
         self.sizes = [len(stage.weight) for stage in net.stages]
-        stages = [*(self._stage(stage, net) for stage in net.stages), self._head(net)]
+        ends = tuple(range(net.params, len(net.head) + 1, net.params))  # of the parameters of each position
+        head = Stage(net.head, net.head_bias, len(net.stages), net.head_activated, None, ends)
+        stages = [self._stage(stage, net) for stage in (*net.stages, head)]
         self.stages = (_Stage * len(stages))(*stages)
         code = activation_code(net.activation)
         places = ctypes.cast(self.stages, c_void_p)
@@ -104,47 +91,25 @@ class PackedNetwork:
 
     def _stage(self, stage: Stage, net: MaskedNetwork) -> _Stage:
         degrees = [bisect_right(stage.ends, unit) for unit in range(len(stage.weight))]
-        factor, offset = (0, 0) if stage.norm is None else (self.keep(pad(t[:, 0])) for t in stage.norm)
-        skip = -1 if stage.skip is None else stage.skip
-        reach = _reach(net, stage.source, degrees)
-        rest = factor, offset, stage.source, stage.activated, skip
-        return self._linear(stage.weight, stage.bias, reach, stage.ends, *rest)
-
-    def _head(self, net: MaskedNetwork) -> _Stage:
-        degrees = [t for t in range(net.length) for _ in range(net.params)]
-        last = len(net.stages)
-        reach = _reach(net, last, degrees)
-        return self._linear(net.head, net.head_bias, reach, (), 0, 0, last, net.head_activated, -1)
-
-    def _linear(
-        self, weight: Tensor, bias: Tensor, reach: Sequence[int], ends: Sequence[int], *rest: int
-    ) -> _Stage:
-        """reach: inputs that each unit sees, growing."""
-        factor, offset, source, activated, skip = rest
+        seen = range(net.length + 1) if stage.source == 0 else net.stages[stage.source - 1].ends
+        reach = [seen[degree] for degree in degrees]  # inputs that each unit sees, growing
         limits = [reach[min(p + PANEL, len(reach)) - 1] for p in range(0, len(reach), PANEL)]
+        norm = (0, 0) if stage.norm is None else (self.keep(pad(t[:, 0])) for t in stage.norm)
         return _Stage(
-            *(self.keep(panels(weight.T)), self.keep(pad(bias[:, 0])), factor, offset),
-            self.keep(torch.tensor(limits, device="cpu")),
-            self.keep(torch.tensor(ends, device="cpu")) if ends else 0,
-            *(weight.shape[1], len(weight), source, activated, skip),
+            *(self.keep(panels(stage.weight.T)), self.keep(pad(stage.bias[:, 0])), *norm),
+            *(self.keep(torch.tensor(whole, device="cpu")) for whole in (limits, stage.ends)),
+            *(stage.weight.shape[1], len(stage.weight), stage.source, stage.activated),
+            -1 if stage.skip is None else stage.skip,
         )
-
-
-def _reach(net: MaskedNetwork, source: int, degrees: Sequence[int]) -> list[int]:
-    """How many units of node `source` a unit of each degree sees."""
-    if source == 0:
-        return list(degrees)
-    ends = net.stages[source - 1].ends
-    return [ends[d] for d in degrees]
 
 
 _PACKED: WeakKeyDictionary[MaskedNetwork, PackedNetwork] = WeakKeyDictionary()
 
 
-def _packed(net: MaskedNetwork) -> PackedNetwork:
+def _packed(lib: ctypes.CDLL, net: MaskedNetwork) -> PackedNetwork:
     """Made once per network; networks are made anew when their weights change."""
     if net not in _PACKED:
-        _PACKED[net] = PackedNetwork(net)
+        _PACKED[net] = PackedNetwork(lib, net)
     return _PACKED[net]
 
 
@@ -156,9 +121,7 @@ class CUnits:
     call, which keeps no units (see bands.c). The next call then computes them from x.
     """
 
-    def __init__(
-        self, nodes: list[Tensor], active: list[Tensor], terms: Mapping[int, Tensor], stored: int
-    ) -> None:
+    def __init__(self, nodes: list[Tensor], active: list[Tensor], terms: Mapping[int, Tensor], stored: int) -> None:
         self.nodes, self.active, self.terms, self.stored = nodes, active, terms, stored
         self.shared = all(len(term) == 1 for term in terms.values())
         found = [terms.get(i) for i in range(len(nodes))]
@@ -179,23 +142,18 @@ def _addresses(tensors: Sequence[Tensor | None]) -> Any:
 
 
 @dataclass(frozen=True)
-class CMaskedEngine:
+class CMaskedEngine(Engine):
     """A masked network in C, each row with its own window; sequential decoding is one call."""
 
     network: PackedNetwork
     map: CMap
     terms: Mapping[int, Tensor]  # [units, n or 1]
-    name: str = "c"
-    compacts: bool = True
-    rows: int | None = None
+    name = "c"
 
     accept = staticmethod(accept)
 
     def select(self, rows: Tensor) -> CMaskedEngine:
         return replace(self, terms={i: t if t.shape[1] == 1 else t[:, rows] for i, t in self.terms.items()})
-
-    def rough(self) -> None:
-        """Masked networks have no bfloat16."""
 
     def new_cache(self, n: int) -> CUnits:
         like = torch.empty(0, dtype=torch.float32, device="cpu")  # whatever torch's defaults are
@@ -205,38 +163,32 @@ class CMaskedEngine:
         return CUnits(nodes, [torch.zeros_like(node) for node in nodes], terms, self.network.net.length)
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
-        _check_dtype(x)
+        x = in_rows(x)
         if cache is None:
             cache = self.new_cache(len(x))
             cache.stored = 0
         assert isinstance(cache, CUnits)
-        net, shape = self.network, (len(x), width, self.network.net.params)
-        if isinstance(start, int):
-            low, starts, theta = start, None, x.new_empty(shape)
-        else:
-            low, starts, theta = 0, start.contiguous(), x.new_zeros(shape)  # where padding stays zero
+        one, starts = (start, None) if isinstance(start, int) else (0, start.contiguous())
+        # Padding stays zero.
+        theta = (x.new_empty if starts is None else x.new_zeros)(len(x), width, self.network.net.params)
         if len(x):
-            x = _plain(x)
-            net.lib.jf_masked(
-                *(net.address, len(x), cache.stored, low, 0 if starts is None else starts.data_ptr(), width),
+            self.network.lib.jf_masked(
+                *(self.network.address, len(x), cache.stored, one, 0 if starts is None else starts.data_ptr(), width),
                 *(x.data_ptr(), x.stride(0), *cache.addresses, theta.data_ptr(), thread_count()),
             )
-            cache.stored = net.net.length
+            cache.stored = self.network.net.length
         return theta
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return self.map.inverse(z, theta)
 
-    def solve(
-        self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None
-    ) -> None:
-        _check_dtype(x, z, log_slope)
+    def solve(self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None) -> None:
+        found, latent, slopes = in_rows(x), in_rows(z), in_rows(log_slope)
         net = self.network
         if cache is None or net.net.depth > DEEPEST or net.net.params > WIDEST:
-            solve_by_steps(self, x, z, log_slope, start, stop, cache)
+            super().solve(x, z, log_slope, start, stop, cache)
         elif len(x) and start < stop:
             assert isinstance(cache, CUnits)
-            found, latent, slopes = _plain(x), _plain(z), _plain(log_slope)
             kept = net.lib.jf_masked_solve(
                 *(net.address, len(x), cache.stored, start, stop, found.data_ptr(), found.stride(0)),
                 *(latent.data_ptr(), latent.stride(0), slopes.data_ptr(), slopes.stride(0)),
@@ -246,15 +198,3 @@ class CMaskedEngine:
             for ours, given in ((found, x), (slopes, log_slope)):
                 if ours is not given:
                     given.copy_(ours)
-
-
-def _check_dtype(*tensors: Tensor) -> None:
-    """The bytes of other types would be read as other numbers."""
-    for t in tensors:
-        if t.dtype != torch.float32:
-            raise ValueError(f"z is {t.dtype}, the network {torch.float32}: cast one of them")
-
-
-def _plain(t: Tensor) -> Tensor:
-    """[n, T] or [n, T, 1], each row in one piece; rows may be apart."""
-    return t if t.stride(1) == 1 else t.contiguous()

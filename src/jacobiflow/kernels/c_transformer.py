@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_long, c_void_p
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector
-from jacobiflow.core.block import Cache, Conditioner, Start
-from jacobiflow.core.description import description
-from jacobiflow.core.networks import Linear, TransformerLayer, TransformerNetwork
+from jacobiflow.core.block import Cache, Conditioner, Engine, Start
+from jacobiflow.core.description import Linear, TransformerLayer, TransformerNetwork, description
 from jacobiflow.kernels.build import library
 from jacobiflow.kernels.c_accept import accept
-from jacobiflow.kernels.c_library import PANEL, TensorPins, pad, panels, panels_of_pairs
+from jacobiflow.kernels.c_library import PANEL, TensorPins, in_rows, members, pad, panels, panels_of_pairs
 from jacobiflow.kernels.c_maps import CMap, c_map
 from jacobiflow.kernels.threads import thread_count
-from jacobiflow.kernels.torch_reference import solve_by_steps
 
 CACHE_BYTES = 16 << 20  # keys and values of the rows that are solved at a time: they stay in the last cache
 FEWEST_ROWS = 16  # that are solved at a time, however large they are
@@ -31,22 +29,16 @@ class _Layer(ctypes.Structure):
 
 
 class _Net(ctypes.Structure):
-    _fields_ = [
-        *((n, c_long) for n in ("length", "dim", "width", "heads", "head_dim", "hidden", "depth", "params")),
-        *((name, c_void_p) for name in ("input", "embed", "output", "output_bias", "layers")),
-        ("pairs", c_long),
-    ]
+    _fields_ = members(
+        "L length dim width heads head_dim hidden depth params P input embed output output_bias layers L pairs"
+    )
 
 
 class _Rows(ctypes.Structure):
-    _fields_ = [
-        *((name, c_long) for name in ("samples", "branches")),
-        *(("x", c_void_p), ("x_row", c_long)),
-        *(("condition", c_void_p), ("condition_branch", c_long), ("condition_row", c_long)),
-        *(("scale", c_void_p), ("scale_branch", c_long), ("scale_row", c_long)),
-        *((name, c_void_p) for name in ("blend", "k", "v")),
-        ("layer", c_long),
-    ]
+    _fields_ = members(
+        "L samples branches P x L x_row P condition L condition_branch condition_row "
+        "P scale L scale_branch scale_row P blend k v L layer"
+    )
 
 
 class PackedTransformer:
@@ -133,7 +125,7 @@ class CCache:
 
 
 @dataclass(frozen=True)
-class CTransformerEngine:
+class CTransformerEngine(Engine):
     """A transformer and an affine map in C. For decoding: gradients go through the conditioner.
 
     condition, scale: of each branch and sample, [branches, n or 1, ...]. Guided samples have two branches,
@@ -145,8 +137,7 @@ class CTransformerEngine:
     condition: Tensor | None  # [branches, n or 1, width]
     scale: Tensor  # [branches, n or 1], of attention logits
     blend: Tensor | None
-    name: str = field(default="c", init=False)
-    compacts: bool = field(default=True, init=False)
+    name = "c"
 
     @property
     def rows(self) -> int | None:
@@ -167,49 +158,44 @@ class CTransformerEngine:
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
         assert cache is None or isinstance(cache, CCache)
-        n, lib, x = len(x), self.packed.lib, _in_rows(x)
-        room = CCache.empty(self.packed, n, len(self.scale), layers=1) if cache is None else cache
-        starts = None if isinstance(start, int) else start.to("cpu", torch.int64).contiguous()
-        common = start if isinstance(start, int) else 0
+        one, starts = (start, None) if isinstance(start, int) else (0, start.contiguous())
+        n, x = len(x), in_rows(x)
         # Positions beyond the last are not written to.
         theta = (x.new_empty if starts is None else x.new_zeros)(n, width, self.packed.params)
         if not n:
             return theta
+        room = CCache.empty(self.packed, n, len(self.scale), layers=1) if cache is None else cache
         rows = self._rows(x, room, kept=cache is not None)
-        window = 0 if starts is None else starts.data_ptr(), common, width
-        for count in (thread_count(), 1):
-            size = lib.jf_params_scratch(self.packed.address, ctypes.addressof(rows), *window, count)
-            ends = theta.data_ptr(), room.reserve(size), count
-            if not lib.jf_params(self.packed.address, ctypes.addressof(rows), *window, *ends):
-                break  # else the system did not give the threads
-        last = common if starts is None else int(starts.max())
+        which = ctypes.addressof(rows), 0 if starts is None else starts.data_ptr(), one, width
+        self._run("jf_params", room, which, (theta.data_ptr(),))
+        last = one if starts is None else int(starts.max())
         room.filled = max(room.filled, min(last + width - 1, x.shape[1] - 1))
         return theta
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return self.map.inverse(z, theta)
 
-    def solve(
-        self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None
-    ) -> None:
+    def solve(self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None) -> None:
         if cache is None:
-            return solve_by_steps(self, x, z, log_slope, start, stop, cache)
-        assert isinstance(cache, CCache)
-        if not len(x) or stop <= start:
-            return None
-        lib, own, z = self.packed.lib, _in_rows(x), _in_rows(z)
-        rows, slopes = self._rows(own, cache, kept=True), x.new_empty(len(x), stop - start)
-        which = self.packed.address, ctypes.addressof(rows), start, stop, z.data_ptr()
+            super().solve(x, z, log_slope, start, stop, cache)
+        elif len(x) and start < stop:
+            assert isinstance(cache, CCache)
+            own, z, slopes = in_rows(x), in_rows(z), x.new_empty(len(x), stop - start)
+            rows = self._rows(own, cache, kept=True)
+            which = ctypes.addressof(rows), start, stop, z.data_ptr()
+            self._run("jf_solve", cache, which, (z.stride(0), slopes.data_ptr(), slopes.stride(0), self.map.code))
+            cache.filled = max(cache.filled, stop - 1)
+            log_slope[:, start:stop] = slopes
+            if own is not x:
+                x.copy_(own)
+
+    def _run(self, name: str, cache: CCache, which: tuple[int, ...], out: tuple[int, ...]) -> None:
+        """Call a C function; on one thread if the system does not give more."""
+        call, scratch = (getattr(self.packed.lib, word) for word in (name, f"{name}_scratch"))
         for count in (thread_count(), 1):
-            room = cache.reserve(lib.jf_solve_scratch(*which, count))
-            ends = slopes.data_ptr(), slopes.stride(0), self.map.code, room, count
-            if not lib.jf_solve(*which, z.stride(0), *ends):
+            room = cache.reserve(scratch(self.packed.address, *which, count))
+            if not call(self.packed.address, *which, *out, room, count):
                 break
-        cache.filled = max(cache.filled, stop - 1)
-        log_slope[:, start:stop] = slopes
-        if own is not x:
-            x.copy_(own)
-        return None
 
     def _rows(self, x: Tensor, room: CCache, *, kept: bool) -> _Rows:
         assert room.k.shape[1:3] == (len(x), len(self.scale))
@@ -241,24 +227,21 @@ def engine(conditioner: Conditioner, bijector: Bijector) -> CTransformerEngine |
         branches = 1 if network.blend is None else 2
         temperature = network.pos_embed.new_ones(1) if network.temperature is None else network.temperature
         scale = network.head_dim**-0.5 / temperature
-        condition = None if network.condition is None else network.condition.detach()[:, 0]
+        condition = network.condition
         return CTransformerEngine(
             packed=packed,
             map=found,
-            condition=None if condition is None else _by_branch(condition, branches),
+            condition=None if condition is None else _by_branch(condition.detach()[:, 0], branches),
             scale=_by_branch(scale, branches),
             blend=None if network.blend is None else network.blend.contiguous(),
         )
 
 
 def _tensors(network: TransformerNetwork) -> list[Tensor]:
-    linears = [network.proj_in, network.proj_out]
-    found = [network.pos_embed]
-    for layer in network.layers:
-        linears += [layer.qkv, layer.proj, layer.up, layer.down]
-        found += [*layer.norm1, *layer.norm2]
-    found += [t for m in linears for t in (m.weight, m.bias)]
-    return found + [t for t in (network.condition, network.temperature, network.blend) if t is not None]
+    """Every one of them."""
+    pairs = (network.proj_in, network.proj_out, *(pair for layer in network.layers for pair in layer))
+    found = (network.pos_embed, network.condition, network.temperature, network.blend)
+    return [t for pair in pairs for t in pair] + [t for t in found if t is not None]
 
 
 def _readable(t: Tensor) -> bool:
@@ -285,10 +268,3 @@ def _pick(t: Tensor, rows: Tensor) -> Tensor:
 def _strides(t: Tensor) -> tuple[int, int]:
     """How far branches and samples are apart; 0 if all samples share one."""
     return t.stride(0), 0 if t.shape[1] == 1 else t.stride(1)
-
-
-def _in_rows(x: Tensor) -> Tensor:
-    """x [n, T, D] with each row in one piece; rows may be apart."""
-    if x.dtype != torch.float32:  # its bytes would be read as other numbers
-        raise ValueError(f"x is {x.dtype}, the network {torch.float32}: cast one of them")
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

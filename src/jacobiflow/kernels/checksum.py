@@ -7,9 +7,10 @@ torch computes the sums, with few launches and one host read per device.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import c_long, c_uint64, c_void_p
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,39 +41,32 @@ class Memory:
     """The memory of groups of tensors, kept alive, and its checksums."""
 
     def __init__(self, groups: Iterable[Iterable[Tensor]]) -> None:
-        self.lib = build.library()
-        self.groups = [_Group(tensors, compiled=self.lib is not None) for tensors in groups]
-        pieces = [piece for group in self.groups for piece in group.pieces]
-        self.pieces = (_Piece * len(pieces))(*(_Piece(*piece) for piece in pieces))
-        self.bytes = sum(size for _, size in pieces)
+        self.lib, self.layouts, self.ends = build.library(), list[Any](), list[int]()
+        self.tensors = [[t.detach() for t in group] for group in groups]
+        self.others: dict[torch.device, dict[int, list[Tensor]]] = {}  # that torch reads, by device and group
+        pieces = list[_Piece]()
+        for i, group in enumerate(self.tensors):
+            for t in group:
+                flat = _flat(t) if self.lib is not None and t.is_cpu else None
+                if flat is None or flat.untyped_storage().data_ptr() != t.untyped_storage().data_ptr():
+                    self.others.setdefault(t.device, {}).setdefault(i, []).append(t)
+                else:
+                    start, size = flat.data_ptr(), len(flat)
+                    pieces += [_Piece(start + at, min(PIECE, size - at)) for at in range(0, size, PIECE)]
+            self.layouts.append(tuple(map(layout, group)))
+            self.ends.append(len(pieces))
+        self.pieces = (_Piece * len(pieces))(*pieces)
+        self.bytes = sum(piece.bytes for piece in pieces)
 
     @property
     def apart(self) -> bool:
         """Whether sums are better computed beside other work than before it."""
-        away = any(device.type != "cpu" for group in self.groups for device in group.others)
-        return away or (self.bytes > SMALL and thread_count() > 1)
+        return any(device.type != "cpu" for device in self.others) or (self.bytes > SMALL and thread_count() > 1)
 
     def sums(self) -> list[Sums]:
         """The sums of each group now."""
         with Running(self, min(thread_count() - 1, self.bytes // LARGE)) as running:
             return running.end()
-
-
-class _Group:
-    """Tensors whose sums are compared together."""
-
-    def __init__(self, tensors: Iterable[Tensor], *, compiled: bool) -> None:
-        self.tensors = [t.detach() for t in tensors]
-        self.layout = tuple(map(layout, self.tensors))
-        self.pieces: list[tuple[int, int]] = []  # address and bytes
-        self.others: dict[torch.device, list[Tensor]] = {}  # torch reads these
-        for t in self.tensors:
-            flat = _flat(t) if compiled and t.is_cpu else None
-            if flat is None or flat.untyped_storage().data_ptr() != t.untyped_storage().data_ptr():
-                self.others.setdefault(t.device, []).append(t)
-            else:
-                start, size = flat.data_ptr(), len(flat)
-                self.pieces += [(start + i, min(PIECE, size - i)) for i in range(0, size, PIECE)]
 
 
 class Running:
@@ -83,7 +77,8 @@ class Running:
         self.job = c_void_p()  # set and cleared by C alone: an interrupt cannot part the two
         self.found = (c_uint64 * len(memory.pieces))()
         with torch.no_grad():
-            self.others = [[_torch_sums(found) for found in g.others.values()] for g in memory.groups]
+            others = memory.others.items()
+            self.others = {device: torch.stack([*map(_torch_sum, some.values())]) for device, some in others}
         if memory.lib is not None:
             count, job = len(self.found), ctypes.byref(self.job)
             memory.lib.jf_checksums_begin(memory.pieces, count, self.found, threads, job)
@@ -93,12 +88,11 @@ class Running:
     def end(self) -> list[Sums]:
         """The sums of each group. The calling thread helps with what is left."""
         self._join()
-        done, first = [], 0
-        read = _read([sums for group in self.others for sums in group])
-        for group, others in zip(self.memory.groups, self.others, strict=True):
-            last = first + len(group.pieces)
-            done.append((group.layout, tuple(self.found[first:last]), *(next(read) for _ in others)))
-            first = last
+        ends = pairwise((0, *self.memory.ends))
+        done = [(own, *self.found[a:b]) for own, (a, b) in zip(self.memory.layouts, ends, strict=True)]
+        for device, sums in self.others.items():
+            for i, number in zip(self.memory.others[device], sums.tolist(), strict=True):
+                done[i] += (number,)
         return done
 
     def _join(self) -> None:
@@ -120,10 +114,10 @@ def _flat(t: Tensor) -> Tensor:
     return t.permute(order).contiguous().view(-1).view(torch.uint8)
 
 
-def _torch_sums(tensors: Sequence[Tensor]) -> Tensor:
-    """Checksums [k] of tensors on one device: sums of words, each mixed with its place by a bijection."""
+def _torch_sum(tensors: Sequence[Tensor]) -> Tensor:
+    """A checksum of tensors on one device: sums of words, each mixed with its place by a bijection."""
     size = PIECE if tensors[0].is_cpu else LAUNCH
-    batches, room = [list[Tensor]()], size
+    batches, room, places = [list[Tensor]()], size, _places(tensors[0].device, size // 8)
     for t in tensors:
         for piece in torch.split(_flat(t), size):
             if len(piece) > room:
@@ -131,29 +125,18 @@ def _torch_sums(tensors: Sequence[Tensor]) -> Tensor:
                 room = size
             batches[-1] += [piece, piece.new_zeros(-len(piece) % 8)]
             room -= len(piece) + -len(piece) % 8
-    places = _places(tensors[0].device, size // 8)
-    return torch.stack([_torch_sum(torch.cat(batch).view(torch.int64), places) for batch in batches])
-
-
-def _torch_sum(words: Tensor, places: Tensor) -> Tensor:
-    words = words ^ places[: len(words)]
-    for odd, shift in zip(ODD, (29, 32), strict=True):
-        words.mul_(odd)
-        words ^= words >> shift
-    return words.sum()
+    total = places.new_zeros(())
+    for batch in batches:
+        words = torch.cat(batch).view(torch.int64)
+        words ^= places[: len(words)]
+        for odd, shift in zip(ODD, (29, 32), strict=True):
+            words.mul_(odd)
+            words ^= words >> shift
+        total = total * ODD[0] + words.sum()
+    return total
 
 
 @cache
 def _places(device: torch.device, count: int) -> Tensor:
     with torch.inference_mode(False):
         return torch.arange(1, count + 1, device=device) * ODD[0]
-
-
-def _read(sums: Sequence[Tensor]) -> Iterator[tuple[int, ...]]:
-    """The numbers of each, with one host read per device."""
-    found: dict[int, tuple[int, ...]] = {}
-    for device in {t.device for t in sums}:
-        mine = [i for i, t in enumerate(sums) if t.device == device]
-        numbers = iter(torch.cat([sums[i] for i in mine]).tolist())
-        found |= {i: tuple(next(numbers) for _ in range(len(sums[i]))) for i in mine}
-    return iter([found[i] for i in range(len(sums))])

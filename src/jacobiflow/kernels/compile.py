@@ -59,9 +59,7 @@ class StaticConditioner(WrappedConditioner):
 
     def _signature(self, x: Tensor) -> tuple[Any, ...]:
         """What torch compiles for, apart from values."""
-        return tuple(
-            (t.shape, t.dtype, t.device, t.requires_grad, t.is_inference()) for t in (x, *self.tensors())
-        )
+        return tuple((t.shape, t.dtype, t.device, t.requires_grad, t.is_inference()) for t in (x, *self.tensors()))
 
 
 def evaluate(conditioner: Conditioner, x: Tensor, start: Tensor, width: int, cache: Cache) -> Tensor:

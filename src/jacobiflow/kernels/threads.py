@@ -5,29 +5,24 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import c_int
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from jacobiflow.kernels.build import library_for
+from jacobiflow.kernels.build import library
 
 SMALL_NUMEL = 1 << 18  # up to this size a second thread of torch's operators does not pay
 
 
-class _Threads(threading.local):
-    count: int | None = None
-
-
-_threads = _Threads()
+_own = threading.local()  # `count`: threads that C functions may use here, where torch has fewer
 
 
 def thread_count() -> int:
     """Threads that a C function may use."""
-    return _threads.count or torch.get_num_threads()
+    return getattr(_own, "count", None) or torch.get_num_threads()
 
 
 @contextmanager
@@ -36,16 +31,19 @@ def torch_single_threaded(like: Tensor) -> Iterator[None]:
 
     Torch's other threads wait for work by spinning, which takes the processor from those of the C functions.
     """
-    count, pool = torch.get_num_threads(), openmp()
-    if count == 1 or pool is None or like.numel() > SMALL_NUMEL or library_for(like) is None:
+    count, float32 = torch.get_num_threads(), like.device.type == "cpu" and like.dtype == torch.float32
+    small = float32 and like.numel() <= SMALL_NUMEL and not torch.is_autocast_enabled("cpu")
+    with_c = count > 1 and small and not torch.is_grad_enabled() and library() is not None
+    pool = openmp() if with_c else None
+    if pool is None:
         yield
         return
     pool.omp_set_num_threads(1)
-    _threads.count, before = count, _threads.count
+    before, _own.count = getattr(_own, "count", None), count
     try:
         yield
     finally:
-        _threads.count = before
+        _own.count = before
         pool.omp_set_num_threads(count)
 
 
@@ -56,21 +54,12 @@ def openmp() -> ctypes.CDLL | None:
     Its setting is the calling thread's own. `torch.set_num_threads` would also set what every thread
     that is born meanwhile takes for good.
     """
-    try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    found = {line.split(maxsplit=5)[5] for line in maps if "omp" in line.rpartition("/")[2]}
-    pools = [path for path in found if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))]
-    torch_own = str(Path(torch.__file__).parent)
-    for path in sorted(pools, key=lambda p: not p.startswith(torch_own)):
-        try:
-            pool = ctypes.CDLL(path)
+    for name in (None, torch._C.__file__):  # what the process has loaded, else what torch is linked with
+        with suppress(OSError, AttributeError):
+            pool = ctypes.CDLL(name)
             pool.omp_set_num_threads.argtypes, pool.omp_set_num_threads.restype = [c_int], None
-        except (OSError, AttributeError):
-            continue
-        if _is_torchs(pool):
-            return pool
+            if _is_torchs(pool):
+                return pool
     return None
 
 

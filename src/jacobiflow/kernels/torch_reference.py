@@ -9,12 +9,12 @@ from torch import Tensor
 
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Engine, Start, WrappedConditioner, take
+from jacobiflow.core.hardware import has_bfloat16
 from jacobiflow.core.rows import accept
-from jacobiflow.kernels.build import processor_flags
 
 
 @dataclass(frozen=True)
-class TorchEngine:
+class TorchEngine(Engine):
     """Conditioner and bijector as they are."""
 
     conditioner: Conditioner
@@ -43,11 +43,6 @@ class TorchEngine:
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return self.bijector.inverse(z, theta)
 
-    def solve(
-        self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None
-    ) -> None:
-        solve_by_steps(self, x, z, log_slope, start, stop, cache)
-
 
 class RoughConditioner(WrappedConditioner):
     """A conditioner that multiplies in bfloat16. For whole sequences: it keeps nothing."""
@@ -58,19 +53,3 @@ class RoughConditioner(WrappedConditioner):
     def all_params(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16):
             return self.inner.all_params(x).to(x.dtype)
-
-
-def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device has instructions for products in bfloat16."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return device.type == "cpu" and "bf16" in processor_flags()
-
-
-def solve_by_steps(
-    engine: Engine, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None
-) -> None:
-    """`Engine.solve` for any engine, by its other methods."""
-    for t in range(start, stop):
-        new, slope = engine.inverse(z[:, t : t + 1], engine.params(x, t, 1, cache))
-        x[:, t : t + 1], log_slope[:, t] = new, slope.sum((1, 2))

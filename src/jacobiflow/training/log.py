@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ class Log:
     def __init__(self, folder: Path, step: int, total: int, *, tensorboard: bool) -> None:
         self.path = folder / "log.jsonl"
         self.board = _board(folder / "tensorboard", step) if tensorboard else None
-        kept = "".join(line for line in _lines(self.path) if _step(line) <= step)
-        write_text(self.path, kept)
+        write_text(self.path, "".join(f"{json.dumps(e)}\n" for e in entries(folder) if e["step"] <= step))
         self.bar = progress_bar(total=total, initial=step, unit=" steps")
         self.shown: dict[str, str] = {}
         self.since, self.images = time.perf_counter(), 0  # for the rate
@@ -52,7 +52,7 @@ class Log:
         """Log values after `step` steps. Values that are not finite become null."""
         entry = {"step": step, "epoch": epoch, **values}
         with self.path.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(as_json(entry)) + "\n")
+            f.write(f"{json.dumps(as_json(entry))}\n")
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
@@ -62,21 +62,18 @@ class Log:
 
 def last(folder: Path) -> dict[str, float | None]:
     """All values that were logged at the last step."""
-    entries = [json.loads(line) for line in _lines(folder / "log.jsonl")]
-    end = max((e["step"] for e in entries), default=0)
-    return {k: v for e in entries if e["step"] == end for k, v in e.items()}
+    found = entries(folder)
+    end = max((e["step"] for e in found), default=0)
+    return {k: v for e in found if e["step"] == end for k, v in e.items()}
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-
-
-def _step(line: str) -> float:
-    """The step of a line; infinity for a line that was cut off."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+def entries(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a log, but for one that was cut off."""
+    path, found = folder / "log.jsonl", []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def _board(folder: Path, step: int) -> Any:

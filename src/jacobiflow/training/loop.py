@@ -80,26 +80,16 @@ class Trainer:
     """Trains one flow by a recipe. `result` is the flow that is validated, sampled and saved at the end."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        flow: Flow,
-        train: Images | Draws,
-        validation: Images | Draws,
-        out: Path,
-        world: World,
+        self, recipe: Recipe, flow: Flow, train: Images | Draws, validation: Images | Draws, out: Path, world: World
     ) -> None:
         config = recipe.training
         self.recipe, self.config, self.flow, self.out = recipe, config, flow, out
         self.train, self.validation, self.world = train, validation, world
         if config.batch_size % (world.size * config.accumulate):
-            raise TrainingError(
-                f"training.batch_size {config.batch_size} does not divide among "
-                f"{world.size} processes x {config.accumulate} accumulation steps"
-            )
+            parts = f"{world.size} processes x {config.accumulate} accumulation steps"
+            raise TrainingError(f"training.batch_size {config.batch_size} does not divide among {parts}")
         if len(train) < config.batch_size:
-            raise TrainingError(
-                f"{len(train)} training images are fewer than training.batch_size {config.batch_size}"
-            )
+            raise TrainingError(f"{len(train)} training images are fewer than training.batch_size {config.batch_size}")
         self.device = next(flow.parameters()).device
         fast = has_bfloat16(self.device)
         self.bf16 = self.device.type == "cuda" and fast if config.bf16 is None else config.bf16
@@ -113,38 +103,28 @@ class Trainer:
         self.ema: AveragedModel | None = None
         self.average: Flow | None = None
         if config.ema:
-            running_mean = get_ema_multi_avg_fn(config.ema)  # type: ignore[no-untyped-call]
-            self.ema = AveragedModel(flow, multi_avg_fn=running_mean)
+            self.ema = AveragedModel(flow, multi_avg_fn=get_ema_multi_avg_fn(config.ema))  # type: ignore[no-untyped-call]
             self.ema.n_averaged.fill_(1)  # 0 would replace the initial weights in the first step
             self.average = self.ema.module  # type: ignore[assignment]
         self.result = self.average or flow
-        self.loss = self._loss_module()
+        loss: nn.Module = Loss(flow, config.tol)
+        if config.compile:
+            loss = torch.compile(loss)  # type: ignore[assignment]
+        self.loss = nn.parallel.DistributedDataParallel(loss, **_no_buffers()) if world.size > 1 else loss
         self.state = State(out, self._settings(), flow, self.optimizer, self.average)
 
-    def _content(self) -> dict[str, Any]:
-        """Identifies the training images. A run resumes with the same images only."""
+    def _settings(self) -> dict[str, Any]:
+        """The settings and the training images that a resumed run must share, as one flat table."""
         content: dict[str, Any] = {"training images": len(self.train)}
         if isinstance(self.train, Images):
             tensors = {"pixels": self.train.pixels, "labels": self.train.labels}
             content[CONTENT] = checksum({k: v for k, v in tensors.items() if v is not None})
         if content != self.world.share(lambda: content):
             raise TrainingError("this process has read other images than the first: give all the same data")
-        return content
-
-    def _loss_module(self) -> nn.Module:
-        loss: nn.Module = Loss(self.flow, self.config.tol)
-        if self.config.compile:
-            loss = torch.compile(loss)  # type: ignore[assignment]
-        if self.world.size > 1:
-            loss = nn.parallel.DistributedDataParallel(loss, **_no_buffers())
-        return loss
-
-    def _settings(self) -> dict[str, Any]:
-        """The settings that a resumed run must share, as one flat table."""
         doc = json.loads(json.dumps(self.recipe.to_dict()))
         flat = {f"{t}.{k}": v for t in ("model", "data", "training") for k, v in doc[t].items()}
         kept = {k: v for k, v in flat.items() if k not in MAY_CHANGE and k != "training.bf16"}
-        return self._content() | kept | {"bfloat16": self.bf16}
+        return content | kept | {"bfloat16": self.bf16}
 
     def run(self) -> None:
         """Train to the last step. Resumes from the state in `out` if there is one."""
@@ -193,13 +173,12 @@ class Trainer:
             raise TrainingError("out of memory: raise training.accumulate or lower the batch size") from None
         norm = float(nn.utils.clip_grad_norm_(self.flow.parameters(), config.clip or math.inf))
         if not math.isfinite(loss) or not math.isfinite(norm):
-            raise TrainingError(
-                f"the loss is {loss:.6g} and the norm of its gradient {norm:.6g} at step {step}: "
-                "lower training.lr or set training.clip, in a new --out"
-            )
+            wrong = f"the loss is {loss:.6g} and the norm of its gradient {norm:.6g} at step {step}"
+            raise TrainingError(f"{wrong}: lower training.lr or set training.clip, in a new --out")
         self.optimizer.step()
-        if getattr(self.flow.config, "volume_preserving", False):
-            self.update_prior(z_squared)
+        var = self.flow.prior_var() if getattr(self.flow.config, "volume_preserving", False) else None
+        if var is not None:  # learned as a running mean of z^2, which is in units of the present variance
+            var.lerp_(var * self.world.mean(z_squared), 0.1)
         if self.ema is not None:
             self.ema.update_parameters(self.flow)
         return loss, norm
@@ -229,30 +208,15 @@ class Trainer:
         config = self.config
         if isinstance(images, Draws):
             return Batch(torch.randn(len(index), *self.flow.latent_shape, generator=draw), None)
-        batch = prepare(
-            images,
-            index,
-            draw,
-            noise=config.noise,
-            noise_std=getattr(self.flow.config, "noise_std", 0.0),
-            flip=augment and config.flip,
-            label_drop=config.label_drop if augment else 0.0,
-        )
+        options: dict[str, Any] = {"noise": config.noise, "noise_std": getattr(self.flow.config, "noise_std", 0.0)}
+        if augment:
+            options |= {"flip": config.flip, "label_drop": config.label_drop}
+        batch = prepare(images, index, draw, **options)
         labels = batch.labels if self.flow.num_classes else None
         return Batch(batch.x.reshape(len(index), *self.flow.data_shape), labels)
 
-    @torch.no_grad()
-    def update_prior(self, z_squared: Tensor) -> None:
-        """The volume-preserving variant learns the prior's variance as a running mean of z^2.
-
-        z_squared: this process's mean of z^2, in units of the present variance.
-        """
-        var = self.flow.prior_var()
-        assert var is not None
-        var.lerp_(var * self.world.mean(z_squared), 0.1)
-
     def _autocast(self) -> Any:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     def write(self, step: int, loss: float, norm: float, log: Log) -> None:
         """Log, validate, sample and save, each when due after `step` steps.
@@ -291,9 +255,8 @@ class Trainer:
         """A grid of samples, made with the fast decoder."""
         columns = min(self.flow.num_classes, 10) or 8
         labels = torch.arange(8 * columns) % columns if self.flow.num_classes else None
-        x = self.result.as_shown(
-            self.result.sample(8 * columns, labels=labels, plan="selective", seed=self.config.seed).x
-        )
+        out = self.result.sample(8 * columns, labels=labels, plan="selective", seed=self.config.seed)
+        x = self.result.as_shown(out.x)
         if x.ndim == 2:  # grey squares
             side = math.isqrt(x.shape[1])
             x = x.reshape(-1, 1, side, side)

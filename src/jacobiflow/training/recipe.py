@@ -43,6 +43,7 @@ RULES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
 class TrainingConfig:
     """The training loop: noise, optimizer, and what is written when."""
 
+    start: str = ""  # Folder or name of a flow of the same shape, whose weights a new run begins with.
     epochs: float = 10.0  # Passes over the training images; without data, of 100 steps each.
     batch_size: int = 256  # Images per step, over all processes and accumulation steps.
     accumulate: int = 1  # Parts into which a process splits its batch, to save memory.
@@ -95,13 +96,10 @@ class Recipe:
             return
         std, noise = getattr(self.model, "noise_std", 0.0), self.training.noise
         if noise == "gaussian" and not std:
-            raise RecipeError(
-                "training.noise gaussian needs a model with a noise_std above 0: set it, or another noise"
-            )
+            wrong = "training.noise gaussian needs a model with a noise_std above 0"
+            raise RecipeError(f"{wrong}: set it, or another noise")
         if noise != "gaussian" and std:
-            raise RecipeError(
-                f"model.noise_std {std} is for training.noise gaussian, not {noise}: set it to 0"
-            )
+            raise RecipeError(f"model.noise_std {std} is for training.noise gaussian, not {noise}: set it to 0")
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Recipe:

@@ -91,9 +91,8 @@ def _compare(folder: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:
         names = [k for k in names if k != CONTENT]
     if names:
         changed = "; ".join(f"{k} {saved[k]}, now {now[k]}" for k in names)
-        raise StateError(
-            f"{folder} holds a run with other settings ({changed}): use those, or start again in a new --out"
-        )
+        what = f"{folder} holds a run with other settings ({changed})"
+        raise StateError(f"{what}: use those, or start again in a new --out")
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

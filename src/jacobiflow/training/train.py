@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from jacobiflow.flows.tarflow import TarFlowConfig
 from jacobiflow.flows.weights import check_size
 from jacobiflow.training.loop import STEPS, Draws, Trainer, TrainingError
 from jacobiflow.training.recipe import Recipe
+from jacobiflow.training.state import FILE
 
 PROFILE_SECONDS = 60.0
 
@@ -33,6 +35,8 @@ def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None
     device = world.device(device)
     torch.manual_seed(recipe.training.seed)
     flow = build_flow(recipe.model, recipe.training.noise).to(device)
+    if recipe.training.start and not (out / FILE).exists():  # the state of a resumed run has its weights
+        take_weights(flow, recipe.training.start)
     trainer = Trainer(recipe, flow, images[0], images[1], out, world)
     if world.leader:
         count = sum(p.numel() for p in flow.parameters())
@@ -44,18 +48,19 @@ def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None
     trainer.run()
     if world.leader:
         _note("measuring how fast sweeps converge, for plan auto")
-        measure(out / "model")
+        flow = load(out / "model")
+        measure(flow, PROFILE_SECONDS)
+        flow.save(out / "model")
         _note(f"done; try: jacobiflow sample {out / 'model'} -n 16 --out samples")
 
 
-def measure(folder: Path) -> None:
-    """Fit first guesses and measure the convergence profile of a checkpoint, within about a minute."""
-    flow = load(folder)
-    calibrate(flow, seconds=PROFILE_SECONDS / 8)
-    measure_profile(flow, seconds=PROFILE_SECONDS)
-    for measured in (flow.calibration, flow.profile):
-        if measured is not None:
-            measured.save(folder)
+def measure(flow: Flow, seconds: float, progress: Callable[[str], None] = lambda _: None) -> str:
+    """Fit first guesses and measure the convergence profile, for plan auto; returns what was left out."""
+    calibrate(flow, seconds=seconds / 8, progress=progress)
+    entry = measure_profile(flow, seconds=seconds, progress=progress)
+    left_out = ["the calibrated first guess"] * (flow.calibration is None)
+    left_out += ["the convergence profile"] if entry is None else [entry.left_out] * bool(entry.left_out)
+    return " and ".join(left_out)
 
 
 def _note(text: str) -> None:
@@ -69,27 +74,33 @@ def build_flow(config: Any, noise: Noise | None = None) -> Flow:
     return flow
 
 
+def take_weights(flow: Flow, source: str) -> None:
+    """Copy the weights of another flow, which has tensors of the same names and shapes, into `flow`."""
+    like = next(flow.parameters())
+    found = load(source, dtype=like.dtype, device=like.device).state_dict()
+    have, need = ({k: list(v.shape) for k, v in t.items()} for t in (found, flow.state_dict()))
+    for name in sorted(have.keys() | need.keys()):
+        if have.get(name) != need.get(name):
+            shapes = f"{have.get(name, 'missing')} there, {need.get(name, 'missing')} here"
+            wrong = f"training.start {source} has another shape than the model"
+            raise TrainingError(f"{wrong}: tensor {name} is {shapes}")
+    flow.load_state_dict(found)
+
+
 def load_for(recipe: Recipe) -> tuple[Images, Images] | tuple[Draws, Draws]:
     """The recipe's images in the shape that its model takes; draws of noise for a family without data."""
     if family_of(recipe.model).trains_on_noise:
         return Draws(STEPS * recipe.training.batch_size), Draws(recipe.training.validate)
     if not recipe.data.source:
-        raise TrainingError(
-            "the recipe names no data: give --data.source an .npz file, a folder or a dataset id"
-        )
-    model = recipe.model
+        raise TrainingError("the recipe names no data: give --data.source an .npz file, a folder or a dataset id")
+    model, channels, classes = recipe.model, 1, 0
     if isinstance(model, TarFlowConfig):
-        return load_images(
-            recipe.data,
-            image_size=model.image_size,
-            channels=model.image_channels,
-            num_classes=model.num_classes,
-        )
-    if model.context:
+        side, channels, classes = model.image_size, model.image_channels, model.num_classes
+    elif model.context:
         raise TrainingError(f"images bring no context: set model.context to 0, not {model.context}")
-    side = math.isqrt(model.features)
-    if side**2 != model.features:
-        raise TrainingError(
-            f"model.features {model.features} is no square: grey images of that many pixels do not exist"
-        )
-    return load_images(recipe.data, image_size=side, channels=1)
+    else:
+        side = math.isqrt(model.features)
+        if side**2 != model.features:
+            wrong = f"model.features {model.features} is no square"
+            raise TrainingError(f"{wrong}: grey images of that many pixels do not exist")
+    return load_images(recipe.data, image_size=side, channels=channels, num_classes=classes)

@@ -107,7 +107,7 @@ def test_attention_drops_precisely_those_keys(name: str, o: int) -> None:
     whole, block = (b.conditioner for b in (s.block(0, 3), mask(s.block(0, 3), o, "attention")))
     x = s.flow.noise(3, seed=4)
     if name.endswith(("guided", "temp")):  # one conditioner of 2 n rows: informed ones, then the others
-        whole, block, x = whole.both, block.both, torch.cat((x, x))
+        whole, block, x = whole.inner, block.inner, torch.cat((x, x))
     want = reference(whole, x, o)
     assert torch.allclose(block.all_params(x), want, atol=1e-12)
     cache = block.new_cache(len(x))

@@ -15,7 +15,7 @@ LABELS = torch.tensor([0, 3, 5, 8])
 
 @pytest.fixture(scope="module")
 def mnist() -> jf.Flow:
-    return jf.load("mnist").requires_grad_(False)
+    return jf.load("mnist-small").requires_grad_(False)
 
 
 @pytest.mark.parametrize("variant", ["attention", "strict"])

@@ -281,8 +281,8 @@ def test_documents_that_cannot_be_read_are_one_line(site: Site, body: bytes) -> 
 # Visitors
 
 
-TUNE = ["mnist", 0, 64, True]  # takes a minute
-QUICK = ["mnist", "selective", 0.1, "zeros", 0, [], 0, 0, 1, False]  # no samples: answered at once
+TUNE = ["mnist-small", 0, 64, True]  # takes a minute
+QUICK = ["mnist-small", "selective", 0.1, "zeros", 0, [], 0, 0, 1, False]  # no samples: answered at once
 
 
 def begin_tuning(site: Site, stack: ExitStack) -> None:

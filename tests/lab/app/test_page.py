@@ -47,7 +47,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The page, served by the command itself."""
     cache = tmp_path_factory.mktemp("cache")
     env = os.environ | {"JACOBIFLOW_CACHE": str(cache), "GRADIO_TEMP_DIR": str(cache), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "jacobiflow.cli.main", "app", "--port", "0"]
+    command = [sys.executable, "-m", "jacobiflow.cli.main", "app", "--model", "mnist-small", "--port", "0"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
@@ -139,7 +139,7 @@ class Visitor:
 def exact(seed: int, n: int) -> np.ndarray:
     """What the page should show of these samples."""
     labels = torch.arange(n) % 10
-    x = jf.load("mnist").sample(n, seed=seed, labels=labels, plan="sequential").x
+    x = jf.load("mnist-small").sample(n, seed=seed, labels=labels, plan="sequential").x
     return np.asarray(views.grid(x, columns=views.grid_columns(n, range(10)))).astype(int)
 
 
@@ -152,7 +152,7 @@ def test_sampling_walking_and_messages(browser: Any, address: str) -> None:
         page.wait_for_selector(
             "#status .progress-text, #status .progress-level"
         )  # something is seen meanwhile
-        visitor.sampled("mnist: 4 samples from seed 3, sequential and selective")
+        visitor.sampled("mnist-small: 4 samples from seed 3, sequential and selective")
 
         # pictures and figures
         assert np.abs(visitor.pixels("sequential") - exact(3, 4)).max() <= 1
@@ -160,14 +160,16 @@ def test_sampling_walking_and_messages(browser: Any, address: str) -> None:
         assert visitor.pixels("difference").max() > 100
         assert re.fullmatch(r"[\d.]+ m?s", visitor.cell("summary", 0, 1))
         assert [visitor.cell("summary", i, 0) for i in range(3)] == ["plain loop", "sequential", "selective"]
-        assert re.fullmatch(r"[\d.]+x", visitor.cell("summary", 2, 2))
+        gain, headline = visitor.cell("summary", 2, 2), page.inner_text("#headline")
         assert 0 < float(visitor.cell("summary", 2, 3)) < 0.5
-        assert re.fullmatch(
-            r"selective is [\d.]+x (fast|slow)er than the plain loop", page.inner_text("#headline")
-        )
+        if gain == "too noisy":
+            assert headline == "selective against the plain loop: too noisy to tell"
+        else:
+            assert re.fullmatch(r"[\d.]+x", gain)
+            assert re.fullmatch(r"selective is [\d.]+x (fast|slow)er than the plain loop", headline)
         assert page.locator("#blocks tbody tr").count() == 4
         assert visitor.pixels("convergence").std() > 10
-        assert page.inner_text("#title") == "mnist: 4 samples from seed 3, sequential and selective"
+        assert page.inner_text("#title") == "mnist-small: 4 samples from seed 3, sequential and selective"
 
         # walking changes the picture, and the single positions follow
         swept, single = visitor.picture("after-sweeps"), visitor.picture("after-positions")
@@ -248,7 +250,7 @@ def test_two_visitors_at_once_get_their_own(browser: Any, address: str) -> None:
         for visitor in (one, two):
             visitor.press("go")
         for visitor, seed, n in ((two, 12, 3), (one, 11, 2)):
-            visitor.sampled(f"mnist: {n} samples from seed {seed}, sequential and auto")
+            visitor.sampled(f"mnist-small: {n} samples from seed {seed}, sequential and auto")
         before = two.picture("after-sweeps")
         one.page.locator("#sweeps input[type=range]").press("ArrowRight")
         one.page.get_by_text(re.compile(r"after 1 of \d+ sweeps")).wait_for()
@@ -265,7 +267,7 @@ def test_plans_and_narrow_windows(browser: Any, address: str, tmp_path: Path) ->
         assert button["y"] + button["height"] < 900  # is seen without scrolling
         visitor.ask(count=2)
         visitor.press("go")
-        visitor.sampled("mnist: 2 samples from seed 0, sequential and auto")
+        visitor.sampled("mnist-small: 2 samples from seed 0, sequential and auto")
         assert visitor.overflow() <= 0
         wide = visitor.page.locator("#sequential img").bounding_box()["width"]
         assert wide > 250  # pictures use the window
@@ -280,9 +282,9 @@ def test_plans_and_narrow_windows(browser: Any, address: str, tmp_path: Path) ->
 
 def test_the_page_opens_with_a_result(browser: Any, address: str) -> None:
     with Visitor(browser, address) as visitor:
-        visitor.sampled("mnist: 10 samples from seed 0, sequential and auto")
+        visitor.sampled("mnist-small: 10 samples from seed 0, sequential and auto")
         assert np.abs(visitor.pixels("sequential") - exact(0, 10)).max() <= 1
-        assert "than the plain loop" in visitor.page.inner_text("#headline")
+        assert re.search("(than|against) the plain loop", visitor.page.inner_text("#headline"))
         visitor.page.locator("#sweeps input[type=range]").press("ArrowRight")  # it can be stepped through
         visitor.page.get_by_text(re.compile(r"after 1 of \d+ sweeps")).wait_for()
         with visitor.page.expect_download() as found:
@@ -324,12 +326,12 @@ def test_results_go_with_their_model(browser: Any, address: str) -> None:
         assert button["y"] + button["height"] < 900  # is seen without scrolling
         visitor.ask(count=1)
         visitor.press("go")
-        visitor.sampled("mnist: 1 sample from seed 0, sequential and auto")
+        visitor.sampled("mnist-small: 1 sample from seed 0, sequential and auto")
         assert opacity(visitor) == 1
         visitor.choose("model", "mnist-maf")
         visitor.wait(".stale #sequential")
         assert opacity(visitor) < 0.5
-        visitor.choose("model", "mnist")
+        visitor.choose("model", "mnist-small")
         page.wait_for_selector(".stale", state="detached")
         assert opacity(visitor) == 1
         visitor.choose("model", "mnist-maf")

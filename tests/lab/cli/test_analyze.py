@@ -113,6 +113,7 @@ def test_a_masked_mlp_has_no_attention(run: Run) -> None:
     ("options", "words"),
     [
         (("--what", "beauty"), "--what knows redundancy"),
+        (("--what", "swep"), ", not 'swep' (did you mean sweeps?)"),
         (("-n", 0), "must be 1 or more"),
         (("--o", -1), "--o takes"),
         (("--labels", "7"), "outside 0-2"),

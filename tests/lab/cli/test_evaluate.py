@@ -90,6 +90,7 @@ def test_table(run, small):
     [
         (("mnist", "--metrics", "ising"), "this flow was not trained for an Ising model; try ising-16"),
         (("mnist",), "give --data for fid and kid, or choose with --metrics, of ising, fid, kid"),
+        (("mnist", "--metrics", "fod"), ", not 'fod' (did you mean fid?)"),
         (("mnist", "--metrics", "fidelity"), "--metrics knows ising, fid, kid, brisque, clip-iqa, "),
         (("mnist", "--metrics", "ising", "fid"), "--metrics ising is for fields and stands alone"),
         (("mnist", "--metrics", "fid"), "fid needs real images: give --data"),

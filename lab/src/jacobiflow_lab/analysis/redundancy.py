@@ -68,7 +68,7 @@ def mask(block: Block, o: int, variant: Variant) -> Block:
 
 def _masked(conditioner: Conditioner, o: int, variant: Variant) -> Conditioner:
     if isinstance(conditioner, Guided):
-        return replace(conditioner, both=_masked(conditioner.both, o, variant))
+        return replace(conditioner, inner=_masked(conditioner.inner, o, variant))
     if variant == "strict":
         return StrictlyMasked(conditioner, o) if o else conditioner
     if not isinstance(conditioner, TransformerConditioner):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +10,10 @@ from torch import Tensor
 
 from jacobiflow.core.method import Plan
 from jacobiflow.core.results import Decoded
-from jacobiflow.flows.compare import Row, compare
+from jacobiflow.flows.compare import MOST_RUNS, Row, compare
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.plain_loop import plain_tarflow
-from jacobiflow.flows.tarflow import TarFlow
-from jacobiflow.flows.tune import clock_of, tune
+from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
+from jacobiflow.flows.tune import tune
 from jacobiflow_lab.analysis.convergence import Convergence, convergence
 from jacobiflow_lab.analysis.trajectory import Walk, finish, walk
 from jacobiflow_lab.app import models as asked
@@ -54,17 +52,18 @@ def sample(
     tol: object,
     init: object,
     guidance: object,
-    runs: object = 1,
+    runs: object = MOST_RUNS,
     denoise: object = False,
     monitor: Monitor = Monitor(),  # noqa: B008
 ) -> SampleResult:
-    """Decode the same noise by the plain loop, sequentially and by a plan."""
+    """Decode the same noise by the plain loop, sequentially and by a plan, until speed-ups are stable."""
     flow = models[model]
     n, start = whole(count, "Count", 1, max_samples(flow)), whole(seed, "Seed", 0, asked.MAX_SEED)
     repeats = whole(runs, "Timed runs", 1, asked.MAX_RUNS)
     name, options = asked.chosen_plan(plan, tol, init)
     cycle, guide = asked.chosen_labels(labels, flow), asked.chosen_guidance(guidance, flow)
-    begin = monitor.steps(repeats * (2 if name == "sequential" else 3) + 2)
+    plans = [*[PLAIN] * has_plain_loop(flow, guide), *dict.fromkeys(["sequential", name])]
+    begin = monitor.steps(repeats * len(plans) + 2)
 
     def condition(n: int) -> dict[str, Any]:
         return {"guidance": guide, **asked.cycled(cycle, n)}
@@ -75,23 +74,14 @@ def sample(
         rows, outs = compare(
             flow,
             z,
-            ["sequential", name],
+            plans,
             [n],
             repeats=repeats,
             options=lambda p: options if p in asked.SWEEP_PLANS else {},
             condition=condition,
             progress=lambda text: begin(f"decoding {text}"),
         )
-        plain, exact, decoded = None, outs["sequential"].x, outs[name]
-        if isinstance(flow, TarFlow) and not guide.weight:
-            times, clock = [], clock_of(z.device)
-            for _ in range(repeats):
-                begin(f"decoding batch {n}: plain loop")
-                began = clock()
-                off = (plain_tarflow(flow, z, **asked.cycled(cycle, n)) - exact).abs()
-                times.append(clock() - began)
-            figures: dict[str, Any] = {"largest": off.max().item(), "mean": off.mean().item()}
-            plain = replace(rows[0], plan="plain loop", seconds=statistics.median(times), **figures)
+        exact, decoded = outs["sequential"].x, outs[name]
         denoised = bool(denoise) and getattr(flow.config, "noise_std", 0.0) > 0
         if denoised:
             exact, x = (flow.denoise(x, **asked.cycled(cycle, n)) for x in (exact, decoded.x))
@@ -104,8 +94,8 @@ def sample(
         seed=start,
         labels=cycle,
         plan=used,
-        plain=plain,
-        rows=(rows[0], rows[-1]),
+        plain=rows[0] if plans[0] == PLAIN else None,
+        rows=(rows[plans.index("sequential")], rows[-1]),
         exact=exact,
         decoded=decoded,
         denoised=denoised,

@@ -24,7 +24,7 @@ from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
 
 MAX_SAMPLES = 64  # per request
 MAX_NUMBERS = 2**20  # in all samples of a request: fewer samples of large images
-MAX_RUNS = 5
+MAX_RUNS = 60
 MAX_SEED = 2**32 - 1
 MAX_TOL = 10
 MAX_GUIDANCE = 10

@@ -10,6 +10,7 @@ from typing import Any
 
 import gradio as gr
 
+from jacobiflow.flows.compare import MOST_RUNS
 from jacobiflow.flows.plans import PLANS
 from jacobiflow_lab.analysis.trajectory import Walk
 from jacobiflow_lab.app import actions, views
@@ -98,7 +99,7 @@ class Tabs:
             swept.append(self.field(gr.Dropdown, "init", visible=False))
             self.field(gr.Number, "guidance", step=0.1)
             self.field(gr.Checkbox, "denoise")
-            self.field(gr.Number, "runs", value=3)
+            self.field(gr.Number, "runs", value=MOST_RUNS)
             for name, reason in self.models.left_out.items():
                 gr.Textbox(f"{name}: {reason}", label="Not offered", interactive=False)
 

@@ -18,6 +18,7 @@ from jacobiflow.core import tables
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.progress import steps
 from jacobiflow.core.records import as_json
+from jacobiflow.core.suggest import did_you_mean
 from jacobiflow.flows.checkpoint import load
 from jacobiflow_lab.analysis.redundancy import OFFSETS
 from jacobiflow_lab.analysis.sweeps import kept
@@ -103,7 +104,8 @@ def prepare(args: Args, world: World) -> tuple[Task, tuple[str, ...]]:
     """The model with its settings, and the names of the studies. Checks all options before any work."""
     for name in args.what:
         if name not in STUDIES:
-            raise ValueError(f"--what knows {', '.join(STUDIES)}, not {name!r}")
+            hint = did_you_mean(name, STUDIES)
+            raise ValueError(f"--what knows {', '.join(STUDIES)}, not {name!r}{hint}")
     if min(args.n, args.batch, args.repeats) < 1 or args.seed < 0:
         raise ValueError("-n, --batch and --repeats must be 1 or more, --seed 0 or more")
     if not args.o or min(args.o) < 0:

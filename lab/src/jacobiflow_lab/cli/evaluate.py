@@ -28,6 +28,7 @@ from jacobiflow.cli.options import (
 )
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.results import Decoded
+from jacobiflow.core.suggest import did_you_mean
 from jacobiflow.core.tables import table
 from jacobiflow.data.sources import DataConfig, Images, Survey, load_images, survey
 from jacobiflow.flows.checkpoint import load
@@ -150,7 +151,7 @@ def check(args: Args) -> None:
         raise ValueError("-n and --real must be 2 or more, --batch 1 or more and --seed 0 or more")
     for name in args.metrics:
         if name not in NAMES:
-            raise ValueError(f"--metrics knows {', '.join(NAMES)}, not {name!r}")
+            raise ValueError(f"--metrics knows {', '.join(NAMES)}, not {name!r}{did_you_mean(name, NAMES)}")
     if ISING in args.metrics and len(set(args.metrics)) > 1:
         raise ValueError("--metrics ising is for fields and stands alone; the others are for images")
 

@@ -9,10 +9,9 @@ const long jf_ranks[2] = {CONVERGED, SWEEP_LIMIT};
 /* The rows of a batch. Sequences are [n][positions][dim], rows apart; all else is [n]. */
 typedef struct {
     long n, length, dim;
+    long z_row, guess_row, seen_row, answer_row, log_slope_row;
     const float *z, *guess;
-    long z_row, guess_row;
     float *seen, *answer, *log_slope;
-    long seen_row, answer_row, log_slope_row;
     int64_t *frontier, *sweeps, *evaluated, *status;
     double *change;
 } Rows;

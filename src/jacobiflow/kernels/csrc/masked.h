@@ -16,7 +16,7 @@ typedef struct {
     const float *weight, *bias;    /* packed; padded */
     const float *factor, *offset;  /* the activation sees factor * unit + offset; or null */
     const long *limits;            /* inputs that each panel sees */
-    const long *ends;              /* ends[d]: units of degree d or less; null for the head */
+    const long *ends;              /* ends[d]: units of degree d or less */
     long in, out;
     long source, activated, skip;  /* nodes: 0 is the input, i + 1 the output of stage i; skip -1: none */
 } Stage;

@@ -1,0 +1,79 @@
+"""What decoded samples are checked for: numbers that are not finite, and the residual |encode(x) - z|."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from jacobiflow.core.results import BlockStats, Status, nonfinite_rows
+from jacobiflow.core.warn import warn_caller
+from jacobiflow.flows.guidance import Guidance
+
+LARGE = 0.25  # standard deviations of the noise; images then look different from exact ones
+PROBES = 4  # samples whose residual is looked at where tol is given by hand
+
+
+def describe(lost: int, n: int, advice: str) -> str:
+    """What is wrong and what to do, in one line."""
+    return f"{lost:,} of {n:,} samples are not finite: {advice}"
+
+
+def remedy(guidance: float | Guidance, dtype: torch.dtype) -> str:
+    """What to do about samples whose noise is finite.
+
+    >>> remedy(1000.0, torch.float32)
+    'lower the guidance weight (it is 1000), try float64, or check the weights'
+    >>> remedy(0.0, torch.float64)
+    'check the weights'
+    """
+    weight = Guidance.of(guidance).weight
+    steps = [f"lower the guidance weight (it is {weight:g})"] if weight else []
+    steps += [] if dtype is torch.float64 else ["try float64"]
+    return ", ".join([*steps, "or check the weights" if steps else "check the weights"])
+
+
+def warn_of_nonfinite(x: Tensor, z: Tensor, guidance: float | Guidance) -> None:
+    """One warning, at the caller's line, if samples x of noise z are not finite."""
+    if math.isfinite(x.detach().sum()):  # nearly always the sum tells, in one pass
+        return
+    lost, noise = int(nonfinite_rows(x).sum()), int(nonfinite_rows(z).sum())
+    advice = remedy(guidance, x.dtype)
+    if noise:
+        first = f"replace the {noise} rows of z that are not finite"
+        advice = first if noise == lost else f"{first}; for the others, {advice}"
+    warn_caller(describe(lost, len(x), advice))
+
+
+def warn_if_loose(tol: float, z: Tensor, again: Tensor) -> None:
+    """One warning, at the caller's line, if residuals |again - z| of samples of z [n, ...] are large."""
+    largest = float((again - z).abs().nan_to_num(0.0, posinf=0.0).max())
+    if largest > LARGE:
+        warn_caller(
+            f"tol {tol:g} is loose for this flow, |encode(x) - z| reaches {largest:.2g} in {len(z)} samples: "
+            "lower tol, or leave it out and use max_deviation"
+        )
+
+
+def checked(blocks: Sequence[BlockStats], z: Tensor, again: Tensor) -> tuple[tuple[BlockStats, ...], Tensor]:
+    """The stats of z [N, ...] as far as the residual bears them out, and the residual max |again - z| [N].
+
+    A sample that is EXACT in all blocks becomes CONVERGED in all of them, with one warning, if its residual
+    exceeds sqrt(eps) * max(1, |z|) anywhere: the residual does not tell which block is inexact.
+    """
+    off = (again - z).abs().flatten(1)
+    residual = off.amax(1) if off.shape[1] else off.new_zeros(len(z))
+    bound = math.sqrt(torch.finfo(z.dtype).eps) * z.abs().clamp_min(1).flatten(1)
+    large = (~(off <= bound).all(1)).nonzero()[:, 0].tolist()
+    wrong = {i for i in large if all(b.status[i] is Status.EXACT for b in blocks)}
+    if not wrong:
+        return tuple(blocks), residual
+    warn_caller(
+        f"{len(wrong)} of {len(z)} samples that ended EXACT have residuals up to "
+        f"{float(residual[list(wrong)].max()):.1e} and are reported as CONVERGED: decode in float64"
+    )
+    ends = [tuple(Status.CONVERGED if i in wrong else s for i, s in enumerate(b.status)) for b in blocks]
+    return tuple(replace(b, status=status) for b, status in zip(blocks, ends, strict=True)), residual
