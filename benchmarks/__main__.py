@@ -49,9 +49,7 @@ def main() -> None:
         sys.argv = sys.argv[1:]
         runpy.run_module(f"benchmarks.{sys.argv[0]}", run_name="__main__")
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join((*SECTIONS, *PROGRAMS)))
     parser.add_argument("--repeats", type=int, default=REPEATS, help="alternating runs a median")
     parser.add_argument("--model", default="mnist", help="a bundled name or a checkpoint, for the ladder")

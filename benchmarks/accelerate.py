@@ -169,9 +169,7 @@ def compare(model: nn.Module, inverse: Inverse, z: Tensor, budget: float) -> dic
         return statistics.median(a / b for a, b in zip(seconds["theirs"], seconds["ours"], strict=True))
 
     began = time.perf_counter()
-    while not seconds["ours"] or (
-        len(turns) > 1 and time.perf_counter() - began < budget * (1 if ratio() > 1 else 4)
-    ):
+    while not seconds["ours"] or (len(turns) > 1 and time.perf_counter() - began < budget * (1 if ratio() > 1 else 4)):
         for name, change in turns:
             change(model)
             if name == "ours":
@@ -343,10 +341,7 @@ def posteriors(simulations: int, samples: int) -> list[dict[str, Any]]:
             "ours_s": seconds["ours"],
             "ratio": seconds["theirs"] / seconds["ours"],
             "deviation": (found["ours"] - found["theirs"]).abs().max().item(),
-            "mean_gap_in_errors": ((found["ours"].mean(0) - found["theirs"].mean(0)) / error)
-            .abs()
-            .max()
-            .item(),
+            "mean_gap_in_errors": ((found["ours"].mean(0) - found["theirs"].mean(0)) / error).abs().max().item(),
             "std_ratio": (found["ours"].std(0) / found["theirs"].std(0)).tolist(),
         }
         rows.append(row)

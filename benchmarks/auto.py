@@ -107,9 +107,7 @@ def series(repeats: int) -> list[Row]:
         samples, bound = Samples(flow, 1), flow.default_deviation
         cells = flow.profile.entry(jf.Guidance()).blocks  # type: ignore[union-attr]
         exact = Choice(jf.Method(width=1), flow.sequence_shape[0] - 1, 0.0)
-        choices = [
-            [*(Choice(c.method, statistics.mean(c.sweeps), c.deviation) for c in row), exact] for row in cells
-        ]
+        choices = [[*(Choice(c.method, statistics.mean(c.sweeps), c.deviation) for c in row), exact] for row in cells]
         plans = {"selective": flow.plan("selective", init="zeros"), "fewest": pick(choices, MARGIN * bound)}
         row: Row = {"model": name, "length": flow.sequence_shape[0]}
         for kind, plan in plans.items():

@@ -37,8 +37,7 @@ DATA = {
     "mnist": Data(
         "mnist",
         "mnist.npz",
-        "All 60,000 training images of MNIST (LeCun et al.); validation and figures are on the 10,000 test "
-        "images.",
+        "All 60,000 training images of MNIST (LeCun et al.); validation and figures are on the 10,000 test images.",
         "python -m benchmarks.mnist_quality",
     ),
     "cifar10": Data(

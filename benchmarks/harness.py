@@ -90,9 +90,7 @@ def arithmetic(flow: jf.Flow) -> float:
             total += 2 * sum(int(mask.sum()) for mask in masks)
         else:
             t, w = flow.latent_shape[0], flow.config.width
-            matrices = sum(
-                p.numel() for name, p in block.named_parameters() if p.ndim == 2 and "embed" not in name
-            )
+            matrices = sum(p.numel() for name, p in block.named_parameters() if p.ndim == 2 and "embed" not in name)
             total += 2 * t * matrices + 2 * t * t * w * flow.config.layers_per_block
     return total
 
@@ -132,9 +130,7 @@ def record(name: str, section: Section, repeats: int, folder: Path, command: str
         **about_machine(),
         "repeats": repeats,
         "took_seconds": round(seconds, 1),
-        "busy_elsewhere": round(
-            max(busy_elsewhere() - others, 0) / seconds, 3
-        ),  # cores that others kept busy
+        "busy_elsewhere": round(max(busy_elsewhere() - others, 0) / seconds, 3),  # cores that others kept busy
         "rows": [{k: _short(v) for k, v in row.items()} for row in rows],
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -153,8 +153,7 @@ def _physics_lines(doc: dict[str, Any]) -> str:
         "## Physics of raw samples",
         f"By `jacobiflow evaluate ising-16 --json` ({own['samples']:,} samples) and, for the MAF, "
         "`jacobiflow train ising-maf --out runs/ising-maf`, then "
-        '`make bench ARGS="ising maf --maf runs/ising-maf"`'
-        + (f" ({paper['samples']:,} samples)." if paper else "."),
+        '`make bench ARGS="ising maf --maf runs/ising-maf"`' + (f" ({paper['samples']:,} samples)." if paper else "."),
         "",
         "| | ising-16 | the paper's 8-block affine MAF, as measured | known |",
         "|---|---|---|---|",
@@ -183,8 +182,7 @@ def _sampling_lines(doc: dict[str, Any]) -> str:
         "| decoding | samples timed | batch | seconds | seconds for 100,000 |",
         "|---|---|---|---|---|",
         *(
-            f"| {r['method']} | {r['samples']:,} | {r['batch']:,} | {r['seconds']:.2f} "
-            f"| {r['seconds_for_all']:.0f} |"
+            f"| {r['method']} | {r['samples']:,} | {r['batch']:,} | {r['seconds']:.2f} | {r['seconds_for_all']:.0f} |"
             for r in doc["rows"]
         ),
         "",
@@ -201,9 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--samples", type=int, default=100_000)
-    parser.add_argument(
-        "--sequential", type=int, default=10_000, help="samples to time sequential decoding on"
-    )
+    parser.add_argument("--sequential", type=int, default=10_000, help="samples to time sequential decoding on")
     parser.add_argument("--full-passes", type=int, default=200, help="samples to time full passes on")
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--check", type=int, default=1000, help="samples to compare")

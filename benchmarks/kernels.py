@@ -89,9 +89,7 @@ class Case:
         operations = 2 * self.weights * width + per_key * sum(range(start, start + width))
         cached = 2 * per_key * (start + width) if start > 1 else 0  # a whole sweep makes its own
         size = 4 * self.weights + self.batch * cached
-        bound = max(
-            self.batch * operations / self.machine.peak(), size / self.machine.reading(_rounded(size))
-        )
+        bound = max(self.batch * operations / self.machine.peak(), size / self.machine.reading(_rounded(size)))
         return self.batch * operations, size, bound
 
 

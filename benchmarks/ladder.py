@@ -45,9 +45,7 @@ def sections(model: str = "mnist") -> dict[str, Section]:
 def cifar_flow() -> jf.TarFlow:
     """The paper's geometry for CIFAR, with random weights that sweeps solve about as fast as trained ones."""
     torch.manual_seed(0)
-    config = jf.TarFlowConfig(
-        image_size=32, image_channels=3, patch_size=2, width=256, blocks=6, layers_per_block=6
-    )
+    config = jf.TarFlowConfig(image_size=32, image_channels=3, patch_size=2, width=256, blocks=6, layers_per_block=6)
     flow = jf.TarFlow(config).requires_grad_(False)
     for name, p in flow.named_parameters():
         if p.ndim == 2 and "embed" not in name:

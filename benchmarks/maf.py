@@ -56,6 +56,4 @@ def zuko_rows(repeats: int, kind: str) -> list[Row]:
     runs = {"zuko": inverse, "jf.accelerate, tol 1e-6": lambda: inverse(fast)}
     limit = len(z) * arithmetic / matmul_speed()
     print(f"    zuko's forward pass takes {forward:.4f} s")
-    return race(
-        "zuko", runs, inverse(), repeats, {"jf.accelerate, tol 1e-6": limit, "zuko": limit}, flow=kind
-    )
+    return race("zuko", runs, inverse(), repeats, {"jf.accelerate, tol 1e-6": limit, "zuko": limit}, flow=kind)

@@ -127,9 +127,7 @@ def main() -> None:
     parser.add_argument("--data", default="mnist.npz", help="MNIST as an npz file")
     parser.add_argument("--digits", type=int, default=10_000, help="test digits for Bayes' rule")
     parser.add_argument("--samples", type=int, default=500, help="samples to judge")
-    parser.add_argument(
-        "--model", default="mnist", help="a class-conditional TarFlow of MNIST; 'none' skips it"
-    )
+    parser.add_argument("--model", default="mnist", help="a class-conditional TarFlow of MNIST; 'none' skips it")
     parser.add_argument("--maf", default="mnist-maf", help="a MAF of binarised MNIST; 'none' skips it")
     parser.add_argument("--out", type=Path, default=Path("out/mnist_quality.json"))
     args = parser.parse_args()

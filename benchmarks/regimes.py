@@ -173,9 +173,7 @@ def draw(cells: list[Cell], path: Path) -> None:
                 x, y = LENGTHS.index(cell["length"]), BATCHES.index(cell["batch"])
                 best, gain = winner(cell, sweeps)
                 ax.add_patch(_square(x, y, colors[best.split()[0]]))
-                name = {"sequential": "one by\none", "whole": "whole"}.get(
-                    best.split()[0], f"w {best.split()[-1]}"
-                )
+                name = {"sequential": "one by\none", "whole": "whole"}.get(best.split()[0], f"w {best.split()[-1]}")
                 text = name if best == "sequential" else f"{name}\n{gain:.1f}x"
                 ax.text(x, y, text, ha="center", va="center", fontsize=9)
             ax.set_xlim(-0.5, len(LENGTHS) - 0.5)
@@ -214,9 +212,7 @@ def _square(x: int, y: int, color: str) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=int, nargs="+", default=list(WIDTHS), help="widths to measure")
     parser.add_argument("--again", action="store_true", help="measure cells again that are there")
     parser.add_argument("--check", action="store_true", help="verify six cells by whole runs")

@@ -59,9 +59,7 @@ def lengths(repeats: int) -> list[Row]:
     for size in (28, 56, 112):
         torch.manual_seed(0)
         flow = jf.TarFlow(
-            jf.TarFlowConfig(
-                image_size=size, image_channels=1, patch_size=4, width=128, blocks=2, layers_per_block=2
-            )
+            jf.TarFlowConfig(image_size=size, image_channels=1, patch_size=4, width=128, blocks=2, layers_per_block=2)
         )
         with torch.no_grad():
             for name, p in flow.named_parameters():
@@ -74,12 +72,8 @@ def lengths(repeats: int) -> list[Row]:
             "plain loop": lambda flow=flow, z=z: plain_tarflow(flow, z),
             "sequential": lambda flow=flow, z=z: flow.decode(z, "sequential").x,
             "uniform, tol 1e-3": lambda flow=flow, z=z: flow.decode(z, "uniform", tol=1e-3).x,
-            "one sweep a block": lambda flow=flow, z=z, p=sweep: (
-                flow.decode(z, p, on_failure="return", warn=False).x
-            ),
+            "one sweep a block": lambda flow=flow, z=z, p=sweep: flow.decode(z, p, on_failure="return", warn=False).x,
         }
         limit = floor(flow, 4)
-        rows += race(
-            "plain loop", runs, exact, repeats, dict.fromkeys(runs, limit), length=flow.config.length
-        )
+        rows += race("plain loop", runs, exact, repeats, dict.fromkeys(runs, limit), length=flow.config.length)
     return rows

@@ -80,9 +80,7 @@ def mutate(data: bytes, draw: random.Random) -> bytes:
         elif kind == 4:
             found[at:to] = draw.randbytes(to - at)
         elif kind == 5:
-            found[at : at + 4] = draw.choice(
-                (b"\0" * 4, b"\xff" * 4, b"\x7f\xff\xff\xff", b"\xff\xff\xff\x7f")
-            )
+            found[at : at + 4] = draw.choice((b"\0" * 4, b"\xff" * 4, b"\x7f\xff\xff\xff", b"\xff\xff\xff\x7f"))
         else:
             found[at:to] = draw.choice(WORDS).encode(errors="surrogatepass")
     return bytes(found)
@@ -124,9 +122,7 @@ class Fuzz:
         small = {"image_size": 4, "width": 8, "head_dim": 4, "blocks": 2, "layers_per_block": 1}
         self.flows = [
             tarflow(0.2, **small, num_classes=3),
-            maf(
-                1.0, features=4, blocks=2, hidden=(6,), transform="spline", order=((3, 1, 0, 2), (0, 1, 2, 3))
-            ),
+            maf(1.0, features=4, blocks=2, hidden=(6,), transform="spline", order=((3, 1, 0, 2), (0, 1, 2, 3))),
             maf(1.0, features=4, blocks=2, hidden=(6, 6), context=2, residual=True),
         ]
         for i, flow in enumerate(self.flows):

@@ -52,9 +52,7 @@ class Subject:
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """z and log |dz/dx| under the subject's guidance."""
-        condition = self.flow._condition(
-            len(x), **({"labels": None, "context": None} | self.condition(len(x)))
-        )
+        condition = self.flow._condition(len(x), **({"labels": None, "context": None} | self.condition(len(x))))
         z, log_det = self.flow._encode(self.flow.to_sequence(x), condition, self.guidance)
         return z.reshape(len(x), *self.flow.latent_shape), log_det
 
@@ -200,16 +198,12 @@ MAKERS = {
     "tarflow-guided": lambda: Subject(tarflow(0.2, num_classes=3), G(weight=1.5), labelled=True),
     "tarflow-guided-a": lambda: Subject(tarflow(0.2, num_classes=3), G(weight=1.5, what="a"), labelled=True),
     "tarflow-guided-b": lambda: Subject(tarflow(0.2, num_classes=3), G(weight=1.5, what="b"), labelled=True),
-    "tarflow-annealed": lambda: Subject(
-        tarflow(0.2, num_classes=3), G(weight=2, annealed=True), labelled=True
-    ),
+    "tarflow-annealed": lambda: Subject(tarflow(0.2, num_classes=3), G(weight=2, annealed=True), labelled=True),
     "tarflow-attn-temp": lambda: Subject(tarflow(0.2), G(weight=1.0, attn_temp=1.5)),
     "tarflow-shift-guided": lambda: Subject(
         tarflow(0.3, volume_preserving=True, num_classes=3), G(weight=1.0, what="b"), labelled=True
     ),
-    "tarflow-rotary": lambda: Subject(
-        tarflow(0.2, family=RotaryFlow, num_classes=3), labelled=True, in_c=False
-    ),
+    "tarflow-rotary": lambda: Subject(tarflow(0.2, family=RotaryFlow, num_classes=3), labelled=True, in_c=False),
     "maf-affine": lambda: Subject(maf(1.1)),
     "maf-sigmoid": lambda: Subject(maf(1.2, scale="sigmoid")),
     "maf-exp": lambda: Subject(maf(1.3, scale="exp")),

@@ -118,9 +118,7 @@ def test_every_section_and_program_is_there() -> None:
         assert (ROOT / f"benchmarks/{name}.py").exists()
 
 
-def test_a_name_stands_for_all_sections_that_begin_with_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_name_stands_for_all_sections_that_begin_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran: list[str] = []
     monkeypatch.setattr(program, "record", lambda name, *_: ran.append(name))
     monkeypatch.setattr(sys, "argv", ["benchmarks", "ladder", "maf-1", "--out", str(tmp_path)])
@@ -160,7 +158,5 @@ def test_sweeps_are_counted_until_the_error_is_small() -> None:
     one = subject("tarflow", torch.float32)
     block, z = one.block(1, 4), one.flow.to_prior(one.flow.noise(4, seed=0))
     exact = jf.decode(block, z, jf.Method(width=1)).x
-    loose, tight = (
-        auto._sweeps_until(block, z, exact, jf.Method(init="zeros"), error) for error in (0.5, 1e-3)
-    )
+    loose, tight = (auto._sweeps_until(block, z, exact, jf.Method(init="zeros"), error) for error in (0.5, 1e-3))
     assert 0 < loose < tight < block.length

@@ -169,8 +169,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_most_pages_have_blocks_that_are_run() -> None:
     counts = {
-        str(page.relative_to(ROOT)): sum(b.language in ("python", "bash") for b in blocks(page))
-        for page in PAGES
+        str(page.relative_to(ROOT)): sum(b.language in ("python", "bash") for b in blocks(page)) for page in PAGES
     }
     assert counts["README.md"] >= 5
     assert sum(n > 1 for n in counts.values()) >= 5

@@ -137,9 +137,7 @@ WORST: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     ),
     "weights that are not in the file": (
         SAMPLE,
-        lambda f: header(
-            f / "model", {"var": {"dtype": "F32", "shape": [4, 4], "data_offsets": [2**40, 2**40 + 64]}}
-        ),
+        lambda f: header(f / "model", {"var": {"dtype": "F32", "shape": [4, 4], "data_offsets": [2**40, 2**40 + 64]}}),
         "cannot read model/model.safetensors",
     ),
     "a plan of a million blocks": (

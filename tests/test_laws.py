@@ -75,9 +75,7 @@ def test_full_sweeps_are_sequential(one: Subject, width: int | None, init: str) 
 
 
 @pytest.mark.parametrize("width", [1, 3, None])
-def test_float32_full_sweeps_are_sequential(
-    one: Subject, width: int | None, request: pytest.FixtureRequest
-) -> None:
+def test_float32_full_sweeps_are_sequential(one: Subject, width: int | None, request: pytest.FixtureRequest) -> None:
     single = subject(request.node.callspec.params["one"], torch.float32)
     z = one.flow.noise(N, seed=4)
     exact = one.decode(z, "sequential")
@@ -137,9 +135,7 @@ def test_a_sample_is_its_own(
         alone = own.decode(z[i : i + 1], how, **own.condition(1, start=i))
         bound = close * max(1, alone.x.abs().max().item())
         apart = [
-            (other, j)
-            for other, j in ((batch, i), (elsewhere, 16 - i))
-            if not worst(other.x[j], alone.x[0]) < bound
+            (other, j) for other, j in ((batch, i), (elsewhere, 16 - i)) if not worst(other.x[j], alone.x[0]) < bound
         ]
         assert all(tol and _on_the_edge(alone, other, j, tol) for other, j in apart)
         doubtful += bool(apart)
@@ -204,9 +200,7 @@ def test_the_unit_is_the_familys(one: Subject, request: pytest.FixtureRequest) -
     assert {m.unit for m in one.flow.plan("uniform")} == {"relative" if relative else "absolute"}
 
 
-def both_scales(
-    one: Subject, c: float, s: torch.Tensor, unit: str, **method: object
-) -> tuple[jf.Decoded, jf.Decoded]:
+def both_scales(one: Subject, c: float, s: torch.Tensor, unit: str, **method: object) -> tuple[jf.Decoded, jf.Decoded]:
     """A block decoded as it is, and with data c times and latents s times as large.
 
     Both in the wrapper: torch rounds a softmax by how its input lies in memory.

@@ -31,9 +31,7 @@ def test_a_release_names_what_is_wrong(release: Any) -> None:
     good = message_from_string(f"{head}Version: 1.0\n\nSee [it](https://example.org) and [below](#below).")
     assert release.problems("a", good, {"a.py"}, {"src/a.py"}, {"a.py"}, "## [1.0] - today") == []
     bad = message_from_string("Summary: x\nVersion: 1.1\n\n[README](README.md)")
-    found = release.problems(
-        "a", bad, {"a.py", "c.py"}, {"lab/src/d.py"}, {"a.py", "b.py"}, "## [1.0] - today"
-    )
+    found = release.problems("a", bad, {"a.py", "c.py"}, {"lab/src/d.py"}, {"a.py", "b.py"}, "## [1.0] - today")
     assert "a: no License-Expression" in found
     assert "a: no Classifier" in found
     assert "a: the description has the link '](README.md)', which leads nowhere" in found
@@ -60,10 +58,7 @@ def test_the_citation_names_paper_and_software() -> None:
 
 def test_reports_of_problems_ask_for_the_doctor() -> None:
     templates = [yaml.safe_load(path.read_text()) for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")]
-    asked = {
-        t["name"]: [f for f in t["body"] if "`jacobiflow doctor`" in f["attributes"]["label"]]
-        for t in templates
-    }
+    asked = {t["name"]: [f for f in t["body"] if "`jacobiflow doctor`" in f["attributes"]["label"]] for t in templates}
     assert all(asked.values())
     assert all(asked[name][0]["validations"]["required"] for name in ("Bug", "Slower than expected"))
 

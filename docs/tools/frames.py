@@ -47,9 +47,7 @@ def draw(flow: jf.Flow, sweeps: list[Tensor], steps: list[Tensor], path: Path, t
     """Three rows: the guess after so many sweeps, how far it is from exact, and sequential decoding."""
     exact, last = steps[-1], len(steps) - 1
     passes = [0, *(2**i for i in range(12) if 2**i < last), last]
-    figure = Figure(
-        figsize=(8.6, 25.8 / len(passes) + 1), layout="constrained"
-    )  # inches of the guide's column
+    figure = Figure(figsize=(8.6, 25.8 / len(passes) + 1), layout="constrained")  # inches of the guide's column
     axes = figure.subplots(3, len(passes))
     bound = 3 if "noise" in title else 1
     grey: dict[str, Any] = {"cmap": "gray", "vmin": -bound, "vmax": bound}

@@ -39,9 +39,7 @@ def problems(
     """What is wrong with metadata, files of the wheel, and paths of the source distribution."""
     found = [f"no {field}" for field in FIELDS if not metadata.get(field)]
     body = str(metadata.get_payload())
-    found += [
-        f"the description has the link {link!r}, which leads nowhere" for link in LOCAL_LINK.findall(body)
-    ]
+    found += [f"the description has the link {link!r}, which leads nowhere" for link in LOCAL_LINK.findall(body)]
     if f"## [{metadata['Version']}]" not in changelog:
         found.append(f"CHANGELOG.md has no heading ## [{metadata['Version']}]")
     found += [f"{path} is missing" for path in sorted(expected - files)]

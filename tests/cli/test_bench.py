@@ -103,9 +103,7 @@ def test_the_table_says_what_the_report_says(run: Any, monkeypatch: pytest.Monke
     assert " ".join(conclusion.split()) == f"Compared with the plain loop, selective is {gains}; {exact}"
 
 
-def test_speed_ups_that_runs_disagree_about_are_not_printed(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speed_ups_that_runs_disagree_about_are_not_printed(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jacobiflow.flows.compare.STABLE", -1.0)
     ran = run("bench", "model", "--batch", 1, "--plan", "uniform", "--repeats", 4)
     assert [line.count("too noisy") for line in ran.out.splitlines()[2:5]] == [1, 1, 1]

@@ -263,9 +263,7 @@ def test_warnings_are_one_line_and_stay_inside(run: Any, monkeypatch: pytest.Mon
 # Models
 
 
-def test_models_lists_recipes_and_bundled_models(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_lists_recipes_and_bundled_models(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (checkpoint, bundled):
         monkeypatch.setattr(module, "files", lambda name: tmp_path)
     assert "no models are installed" in run("models").out
@@ -384,9 +382,7 @@ def test_importing_jacobiflow_imports_little_beyond_torch() -> None:
 
 
 @pytest.mark.parametrize("command", ["evaluate", "analyze", "reproduce", "app"])
-def test_a_command_of_the_lab_names_its_distribution(
-    run: Any, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_of_the_lab_names_its_distribution(run: Any, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "entry_points", lambda **_: [])
     told = run(command, "mnist").complaint
     assert told == f"jacobiflow {command}: this command belongs to jacobiflow-lab: pip install jacobiflow-lab"

@@ -91,9 +91,7 @@ def test_samples_are_replaced_only_if_asked_and_nothing_stale_stays(run: Any, la
     assert run("sample", "model", "-n", 2).status == 0
     before = Path("out/samples.npz").read_bytes()
     told = run("sample", "model", "-n", 3).complaint
-    assert told.endswith(
-        "out has samples.png and samples.npz: add --force to replace, or choose another name"
-    )
+    assert told.endswith("out has samples.png and samples.npz: add --force to replace, or choose another name")
     assert Path("out/samples.npz").read_bytes() == before
     maf(0.5, features=5, blocks=2, hidden=(8,)).save("vectors")
     assert run("sample", "vectors", "-n", 3, "--force").status == 0
@@ -287,12 +285,8 @@ def test_a_grid_of_the_command_crosses_out(run: Any, labelled: jf.Flow) -> None:
     assert [int(c) == 176 for c in corners] == bad.tolist()
 
 
-def test_denoising_that_overflows_counts(
-    run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        jf.TarFlow, "denoise", lambda self, x, labels: x / (torch.arange(4) > 0).view(4, 1, 1, 1)
-    )
+def test_denoising_that_overflows_counts(run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jf.TarFlow, "denoise", lambda self, x, labels: x / (torch.arange(4) > 0).view(4, 1, 1, 1))
     ran = run("sample", "model", "-n", 4, "--denoise")
     assert ran.status == 1
     assert "jacobiflow sample: 1 of 4 samples are not finite: " in ran.err
@@ -366,9 +360,7 @@ def test_mistakes_are_one_line(run: Any, labelled: jf.Flow, args: str, words: st
         assert not Path("out").exists()  # found before anything was done
 
 
-def test_a_folder_that_may_not_be_written(
-    run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_may_not_be_written(run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert run("sample", "model", "--out", "closed").complaint.endswith("--out closed cannot be written to")
 

@@ -203,9 +203,7 @@ def test_overflowing_samples_fall_back_to_the_sequential_answer(family: str) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("on_failure", ["fallback", "return"])
 @pytest.mark.parametrize("width", [None, 3, 2])
-def test_a_last_position_that_overflows_is_alone(
-    width: int | None, on_failure: Any, dtype: torch.dtype
-) -> None:
+def test_a_last_position_that_overflows_is_alone(width: int | None, on_failure: Any, dtype: torch.dtype) -> None:
     """All before it stand still at once, and nothing is left to sweep."""
     flow = jf.MAF(jf.MAFConfig(features=3, blocks=1, hidden=(4,), scale="exp")).to(dtype)
     with torch.no_grad():

@@ -66,9 +66,7 @@ def room(prebuilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Roo
     command = ["cc", "-shared", "-fPIC", define, str(tmp_path / "planted.c"), "-o", str(planted)]
     subprocess.run(command, check=True)
     log = tmp_path / "builds"
-    cc.write_text(
-        f'#!/bin/sh\nprintf x >> "{log}"\nwhile [ "$1" != -o ]; do shift; done\ncp "{prebuilt}" "$2"\n'
-    )
+    cc.write_text(f'#!/bin/sh\nprintf x >> "{log}"\nwhile [ "$1" != -o ]; do shift; done\ncp "{prebuilt}" "$2"\n')
     cc.chmod(0o700)
     monkeypatch.setenv("CC", str(cc))
     monkeypatch.delenv("JACOBIFLOW_NATIVE", raising=False)
@@ -97,9 +95,7 @@ UNSAFE: dict[str, Callable[[Room, pytest.MonkeyPatch], object]] = {
 
 
 @pytest.mark.parametrize("kind", UNSAFE)
-def test_a_library_in_an_unsafe_folder_is_not_loaded(
-    room: Room, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_library_in_an_unsafe_folder_is_not_loaded(room: Room, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     room.plant()
     UNSAFE[kind](room, monkeypatch)
     with warnings.catch_warnings(record=True) as caught:
@@ -161,9 +157,7 @@ def test_a_file_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.
         folders.read_own(tmp_path / "file")
 
 
-def test_a_library_that_is_swapped_after_the_check_is_not_loaded(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_is_swapped_after_the_check_is_not_loaded(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     load = ctypes.CDLL
 
     def swapped(name: str) -> Any:

@@ -60,9 +60,7 @@ def test_at_zero_only_what_did_not_move_is_small() -> None:
     ("new", "seen"),
     [(math.inf, 0.0), (math.inf, math.inf), (-math.inf, 1.0), (math.nan, 0.0), (0.0, math.inf)],
 )
-def test_what_is_not_finite_is_neither(
-    new: float, seen: float, z: float, log_slope: float, unit: Unit
-) -> None:
+def test_what_is_not_finite_is_neither(new: float, seen: float, z: float, log_slope: float, unit: Unit) -> None:
     change, still = one(new, seen, z, log_slope, unit)
     assert math.isnan(change)
     assert not still

@@ -98,9 +98,7 @@ def test_npz_with_its_own_split_is_taken_as_it_is(tmp_path, stacks):
 @pytest.mark.parametrize("layout", ["NHW", "NHWC", "NCHW"])
 def test_npz_names_and_layouts(tmp_path, names, layout):
     x = np.arange(3 * 6 * 5, dtype=np.uint8).reshape(3, 6, 5)
-    stored = {"NHW": x, "NHWC": np.stack([x, x + 1, x + 2], -1), "NCHW": np.stack([x, x + 1, x + 2], 1)}[
-        layout
-    ]
+    stored = {"NHW": x, "NHWC": np.stack([x, x + 1, x + 2], -1), "NCHW": np.stack([x, x + 1, x + 2], 1)}[layout]
     arrays = {names[0]: stored} | ({names[1]: np.array([[0], [1], [2]])} if names[1] else {})
     np.savez_compressed(tmp_path / "a.npz", **arrays)
     train, validation = load(tmp_path / "a.npz", validation=0, num_classes=3 if names[1] else 0)
@@ -220,9 +218,7 @@ def test_npz_claims_are_checked_before_memory_is_taken(tmp_path, monkeypatch):
     huge = write_npz(tmp_path / "huge.npz", (100_000, 1000, 1000), bytes(100))
     assert "x claims a shape of (100000, 1000, 1000) but its data differs" in refusal(huge)
     assert "claims a shape of (-1, -100" in refusal(write_npz(tmp_path / "minus.npz", (-1, -100), bytes(100)))
-    assert "x is in npy format 2.0" in refusal(
-        write_npz(tmp_path / "new.npz", (2, 2, 2), bytes(8), b"\x02\x00")
-    )
+    assert "x is in npy format 2.0" in refusal(write_npz(tmp_path / "new.npz", (2, 2, 2), bytes(8), b"\x02\x00"))
     monkeypatch.setattr(decoding, "MAX_BYTES", 1_000_000)
     true = write_npz(tmp_path / "true.npz", (1000, 40, 40), bytes(1_600_000))  # a zip bomb: small, and honest
     assert true.stat().st_size < 10_000
@@ -383,9 +379,7 @@ def test_empty_and_missing(tmp_path):
     assert "gone.npz does not exist: set data.source to" in refusal(tmp_path / "gone.npz")
     assert f"{tmp_path / 'gone'} does not exist" in refusal(tmp_path / "gone")
     assert "gone.npz does not exist" in refusal("gone.npz")
-    assert f"{tmp_path / 'empty' / 'notes.txt'} is not an .npz file" in refusal(
-        tmp_path / "empty" / "notes.txt"
-    )
+    assert f"{tmp_path / 'empty' / 'notes.txt'} is not an .npz file" in refusal(tmp_path / "empty" / "notes.txt")
     assert "data.source is empty: set it to an .npz file" in refusal("")
     assert "does not exist" in refusal("/" + "x" * 5000)
     with pytest.raises(JacobiflowError):
@@ -404,9 +398,7 @@ def test_a_wrong_end_of_a_path_is_not_looked_up_on_the_hub(tmp_path, monkeypatch
 def test_grey_and_colour(tmp_path):
     colour = Image.new("RGB", (2, 1))
     colour.putdata([(255, 0, 0), (10, 200, 30)])
-    assert one(colour, tmp_path / "a" / "x.png", channels=1).tolist() == [
-        [[76, 124]]
-    ]  # .299 r + .587 g + .114 b
+    assert one(colour, tmp_path / "a" / "x.png", channels=1).tolist() == [[[76, 124]]]  # .299 r + .587 g + .114 b
     assert one(colour, tmp_path / "b" / "x.png").tolist() == [[[255, 10]], [[0, 200]], [[0, 30]]]
     assert one(picture(7, (2, 1)), tmp_path / "c" / "x.png").tolist() == [[[7, 7]]]
     assert one(picture(7, (2, 1)), tmp_path / "d" / "x.png", channels=3).tolist() == [[[7, 7]]] * 3
@@ -500,9 +492,7 @@ def test_crop_keeps_the_centre(tmp_path):
 def test_stretch_and_pad(tmp_path):
     source = ramp(8, 4)
     wanted = np.asarray(source.resize((4, 4), Image.Resampling.LANCZOS))
-    assert np.array_equal(
-        one(source, tmp_path / "a" / "x.png", image_size=4, fit="stretch")[0].numpy(), wanted
-    )
+    assert np.array_equal(one(source, tmp_path / "a" / "x.png", image_size=4, fit="stretch")[0].numpy(), wanted)
     padded = one(source, tmp_path / "a" / "x.png", image_size=8, fit="pad")[0].numpy()
     assert np.array_equal(padded[2:6], np.asarray(source))
     assert not padded[:2].any()
@@ -614,9 +604,7 @@ def test_more_images_than_memory(tmp_path, monkeypatch):
 
 
 def test_formats_that_start_programs_are_not_opened(tmp_path):
-    (tmp_path / "x.png").write_bytes(
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
-    )
+    (tmp_path / "x.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
     assert "not a readable image" in refusal(tmp_path)
 
 
@@ -694,12 +682,8 @@ def test_columns_are_found_or_named(hf, tmp_path):
     assert values(load(source, image_column="mask")[0]) == [2]
     assert load(source, num_classes=2, label_column="coarse")[0].labels.tolist() == [1]
     assert "set data.label_column to one of fine, coarse" in refusal(source, num_classes=2)
-    assert "no image column 'text': set data.image_column to one of img, mask" in refusal(
-        source, image_column="text"
-    )
-    assert "does not hold class numbers but values like 'cat'" in refusal(
-        source, num_classes=2, label_column="text"
-    )
+    assert "no image column 'text': set data.image_column to one of img, mask" in refusal(source, image_column="text")
+    assert "does not hold class numbers but values like 'cat'" in refusal(source, num_classes=2, label_column="text")
     two = hf.load_from_disk(str(source)).rename_column("img", "photo")
     two.save_to_disk(tmp_path / "two")
     assert "set data.image_column to one of photo, mask" in refusal(tmp_path / "two")
@@ -826,9 +810,7 @@ def test_a_hub_that_refuses(hf, commits, monkeypatch):
 
     monkeypatch.setattr(hf, "get_dataset_split_names", refuse)
     line = refusal("someone/nothing")
-    assert (
-        "someone/nothing is no file or folder here, and could not be loaded as a Hugging Face dataset" in line
-    )
+    assert "someone/nothing is no file or folder here, and could not be loaded as a Hugging Face dataset" in line
     assert "(no such thing: someone/nothing)" in line
 
 

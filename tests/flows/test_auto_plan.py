@@ -32,9 +32,7 @@ def small() -> jf.Flow:
 
 
 def cell(width: int | None, tol: float, sweeps: int, deviation: float) -> Cell:
-    return Cell(
-        width=width, tol=tol, init="previous", unit="absolute", sweeps=(sweeps,) * 4, deviation=deviation
-    )
+    return Cell(width=width, tol=tol, init="previous", unit="absolute", sweeps=(sweeps,) * 4, deviation=deviation)
 
 
 def profiled(flow: jf.Flow, *cells: Cell) -> jf.Flow:
@@ -136,9 +134,7 @@ def test_a_deviation_is_a_positive_number(bound: Any, costs: Callable[..., None]
         flow.sample(1, max_deviation=bound)
 
 
-@pytest.mark.parametrize(
-    "given", [{"plan": "selective"}, {"plan": "sequential"}, {"tol": 0.1}, {"init": "zeros"}]
-)
+@pytest.mark.parametrize("given", [{"plan": "selective"}, {"plan": "sequential"}, {"tol": 0.1}, {"init": "zeros"}])
 def test_a_deviation_belongs_to_auto(given: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="max_deviation belongs to plan 'auto'"):
         small().sample(1, max_deviation=0.1, **given)

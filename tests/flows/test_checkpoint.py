@@ -80,9 +80,7 @@ del FLOWS[UNREGISTERED]
 
 
 def test_a_flow_that_would_load_as_another_one_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match="RotaryFlow would load as another family's flow: give it a name"
-    ):
+    with pytest.raises(CheckpointError, match="RotaryFlow would load as another family's flow: give it a name"):
         MAKERS[UNREGISTERED]().flow.save(tmp_path / "model")
     assert not list(tmp_path.iterdir())
 
@@ -146,9 +144,7 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     old.save(tmp_path)
     with torch.no_grad():
         flow.blocks[1].head.bias[0] = 1e6
-    with pytest.raises(
-        CheckpointError, match=r"'blocks\.1\.head\.bias' has values too large for torch.float16"
-    ):
+    with pytest.raises(CheckpointError, match=r"'blocks\.1\.head\.bias' has values too large for torch.float16"):
         flow.save(tmp_path, dtype=torch.float16)
     assert same(jf.load(tmp_path), old)
     flow.save(tmp_path, dtype=torch.bfloat16)
@@ -278,9 +274,7 @@ def test_a_save_cut_short_leaves_the_old_or_the_new(
     assert "previous" not in json.loads((tmp_path / CONFIG).read_text())
 
 
-def test_weights_of_other_tools_survive_a_save_cut_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_of_other_tools_survive_a_save_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = OLD()
     old.save(tmp_path)
     save_file(old.state_dict(), tmp_path / WEIGHTS)  # without our header
@@ -357,9 +351,7 @@ CLAIMS: list[Any] = [
 
 @pytest.mark.parametrize(("family", "claim"), CLAIMS, ids=lambda c: str(c)[:40])
 @pytest.mark.usefixtures("no_flows")
-def test_false_sizes_are_refused_fast_and_without_memory(
-    family: str, claim: dict[str, Any], tmp_path: Path
-) -> None:
+def test_false_sizes_are_refused_fast_and_without_memory(family: str, claim: dict[str, Any], tmp_path: Path) -> None:
     (tiny_tarflow if family == "tarflow" else tiny_maf)().save(tmp_path)
     edit(tmp_path, **claim)
     text = len((tmp_path / CONFIG).read_text())

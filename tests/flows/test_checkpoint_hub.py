@@ -125,9 +125,7 @@ def test_a_folder_of_that_name_comes_first(cache: Path) -> None:
 # The client, replaced
 
 
-def test_the_client_is_asked_for_its_files_of_one_revision(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_client_is_asked_for_its_files_of_one_revision(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
     def snapshot_download(repo: str, **options: Any) -> str:
@@ -152,9 +150,7 @@ def test_the_client_is_asked_for_its_files_of_one_revision(
         (RuntimeError(), "the hub does not give it: RuntimeError"),
     ],
 )
-def test_any_failure_of_the_client_is_one_line(
-    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_failure_of_the_client_is_one_line(error: Exception, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 

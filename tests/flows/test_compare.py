@@ -76,9 +76,7 @@ def test_samples_without_an_answer_are_told_by_status_alone() -> None:
 def test_the_plain_loop_is_the_baseline() -> None:
     flow = subject("tarflow-labels", torch.float32).flow
     z, labels = flow.noise(3, seed=0), torch.tensor([0, 1, 2])
-    rows, outs = compare(
-        flow, z, ["sequential", PLAIN], [3], repeats=3, condition=lambda n: {"labels": labels[:n]}
-    )
+    rows, outs = compare(flow, z, ["sequential", PLAIN], [3], repeats=3, condition=lambda n: {"labels": labels[:n]})
     assert [r.plan for r in rows] == [PLAIN, "sequential"]
     assert (rows[0].speedup, rows[0].stable, rows[0].sweeps, rows[0].backend) == (1, True, (), "torch")
     assert rows[1].speedup == pytest.approx(rows[0].seconds / rows[1].seconds)

@@ -64,9 +64,7 @@ def test_a_flow_without_a_calibrated_guess_says_so() -> None:
         flow.sample(1, init="calibrated")
 
 
-def test_changed_weights_make_the_guess_and_the_profile_void(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_changed_weights_make_the_guess_and_the_profile_void(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(warn, "_warned", set())
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path))
     flow = small()
@@ -129,9 +127,7 @@ def test_mixed_precision_is_measured_where_the_backend_has_it(profiled: jf.Flow)
     for cells in profiled.profile.entries[0].blocks:
         mixed = [c for c in cells if c.precision == "mixed"]
         assert bool(mixed) == has_it
-        assert all(
-            c.method == jf.Method(tol=c.tol, init=c.init, unit=c.unit, precision="mixed") for c in mixed
-        )
+        assert all(c.method == jf.Method(tol=c.tol, init=c.init, unit=c.unit, precision="mixed") for c in mixed)
         plain = {c.tol: c for c in cells if c.width is None and c.precision == "float32"}
         assert all(sum(c.sweeps) <= sum(plain[c.tol].sweeps) for c in mixed if c.tol in plain)
 
@@ -213,9 +209,7 @@ def test_files(profiled: jf.Flow, tmp_path: Path) -> None:
     assert Calibration.load(tmp_path, (2, 16, 4)) is None
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "{", '{"format": "jacobiflow-profile", "version": 2}', '{"format": 3}']
-)
+@pytest.mark.parametrize("text", ["[]", "{", '{"format": "jacobiflow-profile", "version": 2}', '{"format": 3}'])
 def test_other_files_are_no_profile(text: str) -> None:
     with pytest.raises(RecordError):
         Profile.from_json(text)

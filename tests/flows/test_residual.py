@@ -99,9 +99,7 @@ def test_a_loose_tol_by_hand_is_told_once_per_setting() -> None:
     assert first.stats.status is C
     assert (first.x - exact).abs().max() > 0.5  # what the warning is about
     residual = flow.decode(z[:4], tol=loose, check=True, warn=False).stats.residual
-    text = (
-        f"tol 4 is loose for this flow, |encode(x) - z| reaches {residual.max():.2g} in 4 samples: lower tol"
-    )
+    text = f"tol 4 is loose for this flow, |encode(x) - z| reaches {residual.max():.2g} in 4 samples: lower tol"
     assert str(caught[0].message).startswith(text)
     assert caught[0].filename == __file__
 

@@ -35,9 +35,7 @@ def test_training_takes_it_and_encoding_does_not(monkeypatch: pytest.MonkeyPatch
         return causal_attention(q, k, v)
 
     monkeypatch.setattr(transformer, "causal_attention", counted)
-    config = jf.TarFlowConfig(
-        image_size=8, image_channels=1, patch_size=2, width=64, blocks=2, layers_per_block=2
-    )
+    config = jf.TarFlowConfig(image_size=8, image_channels=1, patch_size=2, width=64, blocks=2, layers_per_block=2)
     flow, x = jf.TarFlow(config), torch.randn(2, 1, 8, 8)
     with torch.no_grad():
         flow.encode(x)

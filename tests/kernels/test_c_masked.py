@@ -54,9 +54,7 @@ def pair(n: int, bijector: Bijector | None = None, **shape: object) -> tuple[Blo
     wide = None if context is None else context.double()
     theirs = exact.bound_blocks(n, context=wide, backend="torch")[0]
     if bijector is not None:
-        ours, theirs = (
-            bind(b.conditioner, bijector, None, name) for b, name in ((ours, "c"), (theirs, "torch"))
-        )
+        ours, theirs = (bind(b.conditioner, bijector, None, name) for b, name in ((ours, "c"), (theirs, "torch")))
     return ours, theirs, torch.randn(n, flow.config.features, 1)
 
 
@@ -99,9 +97,7 @@ def test_parameters_are_torchs(shape: str, threads: int, n: int, monkeypatch: py
     torch.testing.assert_close(again, want[:, end // 2 :], **CLOSE)
 
 
-def slide(
-    ours: Block, exact: Block, x: Tensor, width: int, beyond: float, seed: int = 0, turns: int = 60
-) -> None:
+def slide(ours: Block, exact: Block, x: Tensor, width: int, beyond: float, seed: int = 0, turns: int = 60) -> None:
     """Windows that slide, each row at its own pace: inputs from the frontier on are other guesses in every
     sweep, those beyond the window of the size `beyond`. Rows leave now and then."""
     draw, n, end = torch.Generator().manual_seed(seed), len(x), ours.length
@@ -281,8 +277,7 @@ def test_batch_norm_and_heads_that_read_raw_units(shape: str, lit: bool) -> None
     assert isinstance(ours.conditioner, MaskedConditioner)
     net = ours.conditioner.network
     stages = tuple(
-        replace(s, norm=(1 + 0.3 * torch.randn_like(s.bias), 0.3 * torch.randn_like(s.bias)))
-        for s in net.stages
+        replace(s, norm=(1 + 0.3 * torch.randn_like(s.bias), 0.3 * torch.randn_like(s.bias))) for s in net.stages
     )
     check(replace(net, stages=stages, head_activated=lit), {}, ours.bijector)
 

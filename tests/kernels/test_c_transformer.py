@@ -132,16 +132,13 @@ def test_a_window_per_row_is_torchs(shape: str, guidance: str) -> None:
     """The reference engine of the same precision, given the same calls; both caches are filled alike."""
     flow, n = made(shape), 9
     ours, _ = pair(flow, n, GUIDANCE[guidance])
-    theirs = flow.bound_blocks(
-        n, labels=torch.arange(n) % 5 - 1, guidance=GUIDANCE[guidance], backend="torch"
-    )[1]
+    theirs = flow.bound_blocks(n, labels=torch.arange(n) % 5 - 1, guidance=GUIDANCE[guidance], backend="torch")[1]
     x, end = inputs(flow, n), ours.length
     caches = [block.engine.new_cache(n) for block in (ours, theirs)]
     starts, draw = torch.ones(n, dtype=torch.long), torch.Generator().manual_seed(0)
     while (starts < end - 1).any():
         mine, its = (
-            block.engine.params(x, starts, 3, cache)
-            for block, cache in zip((ours, theirs), caches, strict=True)
+            block.engine.params(x, starts, 3, cache) for block, cache in zip((ours, theirs), caches, strict=True)
         )
         for i, start in enumerate(starts.tolist()):
             torch.testing.assert_close(mine[i, : end - start], its[i, : end - start], atol=2e-5, rtol=1e-5)

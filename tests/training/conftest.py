@@ -80,9 +80,7 @@ def refusal(recipe: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., s
         capsys.readouterr()
         assert main(["train", str(recipe), *map(str, flags)]) == 2
         *before, last = capsys.readouterr().err.splitlines()
-        assert all(
-            "parameters," in line or " steps, " in line or line.startswith("resuming") for line in before
-        )
+        assert all("parameters," in line or " steps, " in line or line.startswith("resuming") for line in before)
         return last.removeprefix("jacobiflow train: ")
 
     return run

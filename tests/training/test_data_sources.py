@@ -38,9 +38,7 @@ def class_folders(folder: Path, *, deep: bool = False) -> Path:
 
 def hub_folder(folder: Path) -> Path:
     x, y = pictures()
-    features = datasets.Features(
-        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["dark", "light"])}
-    )
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["dark", "light"])})
     rows = {"image": [Image.fromarray(p) for p in x], "label": y.tolist()}
     datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(folder))
     return folder
@@ -81,9 +79,7 @@ def test_the_same_pictures_train_the_same_from_any_source(train: Any, tmp_path: 
 
 
 @pytest.mark.filterwarnings("always")  # the command prints its warnings
-def test_corrupt_files_are_named_and_left_out(
-    train: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_corrupt_files_are_named_and_left_out(train: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = class_folders(tmp_path / "data")
     (source / "dark" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnot a picture")
     train(tmp_path / "run", "--data.source", source, "--data.validation", 0.2, "--training.epochs", 1)

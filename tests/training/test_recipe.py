@@ -246,9 +246,8 @@ def test_a_wrong_file_is_one_line(tmp_path, refusal, old, new, words):
 
 
 def test_recipes_that_are_not_there(tmp_path, refusal):
-    assert (
-        "no recipe is called 'minst' (did you mean mnist?): use a TOML file or afhq-cat64-cpu, "
-        in refusal(recipe="minst")
+    assert "no recipe is called 'minst' (did you mean mnist?): use a TOML file or afhq-cat64-cpu, " in refusal(
+        recipe="minst"
     )
     assert "cannot read the recipe" in refusal(recipe=tmp_path / "gone.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")

@@ -69,9 +69,7 @@ def test_run_time_is_layers_and_the_rest() -> None:
     assert found["whole"] - found["seconds"] == pytest.approx(around)
     assert len(found["runs"]) == len(found["whole_runs"]) == 2
     assert found["spread"] == pytest.approx(abs(found["runs"][0] - found["runs"][1]) / 2)
-    (swept,) = runtimes(
-        s.flow, 2, {"uniform": s.flow.plan("uniform")}, denoise=False, backend="torch", repeats=1
-    )
+    (swept,) = runtimes(s.flow, 2, {"uniform": s.flow.plan("uniform")}, denoise=False, backend="torch", repeats=1)
     assert swept["denoising"] < found["denoising"]
     assert swept["backend"] == "torch"
 

@@ -39,9 +39,7 @@ def test_a_figure_of_any_number_of_blocks(count: int, tmp_path: Path) -> None:
     drawn(tmp_path / "b.png")
 
 
-@pytest.mark.parametrize(
-    "steps", [(0.0,), (0.0, 0.0), (math.nan, math.nan), (math.inf, 1.0, 0.0), (1e-30, 1e30)]
-)
+@pytest.mark.parametrize("steps", [(0.0,), (0.0, 0.0), (math.nan, math.nan), (math.inf, 1.0, 0.0), (1e-30, 1e30)])
 def test_a_figure_of_odd_numbers(steps: tuple[float, ...], tmp_path: Path) -> None:
     odd = of(*[Approach(length=len(steps), jacobi=steps, sequential=steps)] * 2)
     for draw in (plots.save_convergence, plots.save_ratios):

@@ -118,9 +118,7 @@ def test_labels_have_names(shelf: ModelRegistry) -> None:
     assert [shelf.label_names("cifar100-cpu")[i] for i in (0, 1, 99)] == ["apple", "aquarium fish", "worm"]
 
 
-def test_guidance_and_tolerance_reach_the_decoder(
-    shelf: ModelRegistry, sampled: actions.SampleResult
-) -> None:
+def test_guidance_and_tolerance_reach_the_decoder(shelf: ModelRegistry, sampled: actions.SampleResult) -> None:
     guided = actions.sample(shelf, **ASKED | {"guidance": 2, "count": 2})
     assert float((guided.exact - sampled.exact[:2]).abs().max()) > 0.1
     tight = actions.sample(shelf, **ASKED | {"tol": 0.0, "count": 2, "plan": "uniform"})
@@ -129,9 +127,7 @@ def test_guidance_and_tolerance_reach_the_decoder(
 
 def test_progress_is_told_and_grows(shelf: ModelRegistry) -> None:
     seen: list[tuple[float, str]] = []
-    actions.sample(
-        shelf, **ASKED | {"count": 1, "runs": 2}, monitor=Monitor(report=lambda *told: seen.append(told))
-    )
+    actions.sample(shelf, **ASKED | {"count": 1, "runs": 2}, monitor=Monitor(report=lambda *told: seen.append(told)))
     shares = [share for share, _ in seen]
     assert shares == sorted(shares)
     assert shares[0] >= 0
@@ -168,9 +164,7 @@ def test_progress_is_told_and_grows(shelf: ModelRegistry) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_asked_for_gets_a_message(
-    shelf: ModelRegistry, wrong: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_asked_for_gets_a_message(shelf: ModelRegistry, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as refused:
         actions.sample(shelf, **ASKED | wrong)
     assert len(str(refused.value)) < 200
@@ -200,9 +194,7 @@ def test_models_without_labels(shelf: ModelRegistry, model: str) -> None:
 # Stepping through a block
 
 
-def test_sweeps_lead_to_the_answer_and_positions_too(
-    shelf: ModelRegistry, sampled: actions.SampleResult
-) -> None:
+def test_sweeps_lead_to_the_answer_and_positions_too(shelf: ModelRegistry, sampled: actions.SampleResult) -> None:
     way = actions.block_steps(shelf, sampled, 1)
     last, full = len(way.swept) - 1, way.length - 1
     assert full == 48

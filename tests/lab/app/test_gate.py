@@ -181,9 +181,7 @@ def test_hosts_that_are_answered(site: Site) -> None:
         assert site.client.get("/theme.css", headers={"Host": host}).status_code in (400, 403), host
     for origin, status in ((site.url, 200), ("http://evil.example", 403), ("null", 403)):
         assert site.client.get("/theme.css", headers={"Origin": origin}).status_code == status, origin
-    upgrade = (
-        b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\nSec-WebSocket-Version: 13"
-    )
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\nSec-WebSocket-Version: 13"
     head = raw(site, b"GET /theme.css HTTP/1.1\r\nHost: evil.example\r\n" + upgrade + b"\r\n\r\n")
     assert re.match(rb"HTTP/1.1 40[03]", head)
     head = raw(site, b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
@@ -227,9 +225,7 @@ def test_large_uploads_are_rejected(site: Site) -> None:
 
     # no Content-Length
     form = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.bin"\r\n\r\n'
-    head = (
-        f"POST {API}/upload HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-    )
+    head = f"POST {API}/upload HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
     chunk = b"10000\r\n" + bytes(2**16) + b"\r\n"
     chunks = b"%x\r\n%s\r\n" % (len(form), form) + chunk * 170 + b"0\r\n\r\n"
     assert b"HTTP/1.1 413" in raw(site, head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
@@ -243,9 +239,7 @@ def test_large_uploads_are_rejected(site: Site) -> None:
 
 def test_uploads_that_end_early_leave_nothing(site: Site) -> None:
     before = {path for path in site.cache.rglob("*") if path.is_file()}
-    head = (
-        f"POST {API}/upload HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-    )
+    head = f"POST {API}/upload HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
     with closing(socket.create_connection(("127.0.0.1", site.port))) as line:
         line.sendall(head.encode() + b"Content-Length: 9000\r\n\r\n--x\r\nContent-Disposition: form-data; ")
         line.sendall(b'name="files"; filename="a.bin"\r\n\r\n' + bytes(5000))
@@ -332,9 +326,7 @@ def test_the_number_of_visitors_is_bounded(site: Site) -> None:
     with ExitStack() as stack:
         statuses = []
         for i in range(visitors.MAX_VISITORS + 1):
-            line = stack.enter_context(
-                closing(socket.create_connection(("127.0.0.1", site.port), timeout=20))
-            )
+            line = stack.enter_context(closing(socket.create_connection(("127.0.0.1", site.port), timeout=20)))
             line.sendall(f"GET {API}/heartbeat/visitor{i} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             statuses.append(line.recv(12))
         assert statuses[-1] == b"HTTP/1.1 503"

@@ -106,9 +106,7 @@ class Visitor:
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(code)))).astype(int)
 
     def cell(self, table: str, row: int, column: int) -> str:
-        return str(
-            self.page.inner_text(f"#{table} tbody tr:nth-child({row + 1}) td:nth-child({column + 1})")
-        ).strip()
+        return str(self.page.inner_text(f"#{table} tbody tr:nth-child({row + 1}) td:nth-child({column + 1})")).strip()
 
     def message(self, status: str, text: str) -> None:
         """Wait until a status line shows this text."""
@@ -149,9 +147,7 @@ def test_sampling_walking_and_messages(browser: Any, address: str) -> None:
         visitor.choose("plan", "selective")
         visitor.ask(count=4, seed=3)
         visitor.press("go")
-        page.wait_for_selector(
-            "#status .progress-text, #status .progress-level"
-        )  # something is seen meanwhile
+        page.wait_for_selector("#status .progress-text, #status .progress-level")  # something is seen meanwhile
         visitor.sampled("mnist-small: 4 samples from seed 3, sequential and selective")
 
         # pictures and figures
@@ -313,9 +309,7 @@ def test_every_field_has_help(browser: Any, address: str) -> None:
 
 def opacity(visitor: Visitor) -> float:
     """Of the samples."""
-    script = (
-        "let e = document.querySelector('#sequential'), o = 1; while (e) {o *= getComputedStyle(e).opacity;"
-    )
+    script = "let e = document.querySelector('#sequential'), o = 1; while (e) {o *= getComputedStyle(e).opacity;"
     return float(visitor.page.evaluate(f"(() => {{{script} e = e.parentElement}} return o }})()"))
 
 

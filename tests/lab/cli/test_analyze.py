@@ -75,9 +75,7 @@ def test_run_time_of_two_processes_has_their_communication() -> None:
             "jacobiflow.cli.main",
         ]
         given = ["analyze", "model", "-n", "3", "--batch", "3", "--repeats", "3", "--json", *what]
-        return subprocess.run(
-            [sys.executable, "-m", *torchrun, *given], capture_output=True, text=True, timeout=300
-        )
+        return subprocess.run([sys.executable, "-m", *torchrun, *given], capture_output=True, text=True, timeout=300)
 
     ran = two("--what", "runtime")
     assert ran.returncode == 0, ran.stderr

@@ -45,9 +45,7 @@ def test_json(run, small):
     assert 0 < doc["effective_sample_size"] < 1
     assert doc["log_z_bound"] < doc["exact_log_z"]
     assert doc["monte_carlo_abs_magnetization_error"] < 0.01
-    same = json.loads(
-        run("evaluate", small, "-n", 500, "--json", "--metrics", "ising", "--plan", "sequential").out
-    )
+    same = json.loads(run("evaluate", small, "-n", 500, "--json", "--metrics", "ising", "--plan", "sequential").out)
     assert same["log_z_bound"] == pytest.approx(doc["log_z_bound"], abs=1e-3)
     other = json.loads(run("evaluate", small, "-n", 500, "--json", "--seed", 1).out)
     assert other["energy_per_site"] != doc["energy_per_site"]
@@ -67,10 +65,7 @@ def test_images_unlike_those_of_the_model(run, tmp_path):
     assert "warning" not in run(*flags, tmp_path / "same.npz").err
     colours = {1: "grey", 3: "colour"}
     said = run(*flags, tmp_path / "other.npz").err
-    assert (
-        f"are {side + 2} x {side + 2} {colours[4 - shape[0]]}, those of the model are {side} x {side} "
-        in said
-    )
+    assert f"are {side + 2} x {side + 2} {colours[4 - shape[0]]}, those of the model are {side} x {side} " in said
     np.savez(tmp_path / "dark.npz", x=draw.integers(0, 2, (40, side, side, shape[0])).astype(np.uint8))
     ran = run(*flags, tmp_path / "dark.npz")
     assert (ran.status, "no pixel is above 1: store pixels from 0 to 255" in ran.err) == (2, True)
@@ -138,9 +133,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Tiny:
 def test_images_json(run, painter, data, network, tmp_path):
     make_clip(tmp_path)
     asked = ["fid", "kid", "brisque", "clip-iqa", "bpd", "reconstruction", "paired"]
-    ran = run(
-        "evaluate", painter, "--data", data, "--metrics", *asked, "-n", 10, "--clip", tmp_path, "--json"
-    )
+    ran = run("evaluate", painter, "--data", data, "--metrics", *asked, "-n", 10, "--clip", tmp_path, "--json")
     doc = json.loads(ran.out)
     assert set(doc["results"]) == {*asked, "invertibility"}
     assert doc["metrics"] == asked

@@ -31,9 +31,7 @@ def bonds(side: int) -> Tensor:
 
 
 def coupling(target: Ising) -> Tensor:
-    return bonds(target.side) / target.temperature + target.diagonal * torch.eye(
-        target.sites, dtype=torch.float64
-    )
+    return bonds(target.side) / target.temperature + target.diagonal * torch.eye(target.sites, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5, CRITICAL, 3.0, 20.0])

@@ -71,9 +71,7 @@ def test_a_class_of_sites_is_solved_by_one_sweep() -> None:
     assert out.stats.status is jf.Status.EXACT
     for block in out.stats.blocks:
         assert block.sweeps.max() <= 2 * 9
-    assert (
-        lattice(1.5, order="same", **shape).double().decode(z, "selective").stats.blocks[0].sweeps > 2 * 9
-    ).any()
+    assert (lattice(1.5, order="same", **shape).double().decode(z, "selective").stats.blocks[0].sweeps > 2 * 9).any()
 
 
 def test_a_linear_map_next_to_the_data() -> None:
@@ -137,9 +135,7 @@ def test_checkpoints_of_0_1_load(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OF_0_1)
-def test_checkpoints_of_0_1_name_the_package(
-    name: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_checkpoints_of_0_1_name_the_package(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     options, target = OF_0_1[name]
     write_0_1(lattice(0.8, **options), tmp_path, target)
     request.getfixturevalue("no_lab")  # saving needs the family, reading is what is tested

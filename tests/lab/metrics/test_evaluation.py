@@ -26,9 +26,7 @@ ALL = ("fid", "kid", "brisque", "bpd", "reconstruction", "paired")
 def numbers(report: metrics.Report) -> dict[str, float]:
     """Every figure of a report, by its full name."""
     results = report.to_dict()["results"]
-    return {
-        f"{a}.{b}": x for a, found in results.items() for b, x in found.items() if isinstance(x, int | float)
-    }
+    return {f"{a}.{b}": x for a, found in results.items() for b, x in found.items() if isinstance(x, int | float)}
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +56,7 @@ def test_fid_never_comes_alone(flow: jf.TarFlow, images: Images, whole: metrics.
 
 def test_batches_change_nothing(flow: jf.TarFlow, images: Images, whole: metrics.Report, tiny: Tiny) -> None:
     done: list[tuple[str, int, int]] = []
-    parts = evaluate(
-        flow, images, metrics=ALL, samples=20, batch=7, network=tiny, progress=lambda *x: done.append(x)
-    )
+    parts = evaluate(flow, images, metrics=ALL, samples=20, batch=7, network=tiny, progress=lambda *x: done.append(x))
     assert numbers(parts) == pytest.approx(numbers(whole), rel=2e-3, abs=2e-3)
     assert [d for d in done if d[0] == "samples"] == [("samples", k, 20) for k in (0, 7, 14, 20)]
 
@@ -144,9 +140,7 @@ def test_samples_that_are_not_finite_are_counted_and_left_out(images: Images, ti
 
 def test_bits_of_dequantised_pixels() -> None:
     """A fresh flow is a standard normal: black pixels are -1 + u / 128."""
-    flow = jf.TarFlow(
-        jf.TarFlowConfig(image_size=8, image_channels=1, patch_size=4, width=16, head_dim=8, blocks=1)
-    )
+    flow = jf.TarFlow(jf.TarFlowConfig(image_size=8, image_channels=1, patch_size=4, width=16, head_dim=8, blocks=1))
     black = Images(torch.zeros(6, 1, 8, 8, dtype=torch.uint8))
     found = evaluate(flow, black, metrics=["bpd"], samples=6).bpd
     assert found is not None

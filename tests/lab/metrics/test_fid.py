@@ -35,9 +35,7 @@ def test_gaussians_whose_covariances_commute() -> None:
     a, b = torch.tensor([4.0, 1, 9, 0, 2, 5]).double(), torch.tensor([1.0, 1, 16, 3, 0, 5]).double()
     shift = normal(1, 6, 2)[0]
     found = frechet(torch.zeros(6), basis * a @ basis.T, shift, basis * b @ basis.T)
-    assert found == pytest.approx(
-        float(shift.square().sum() + (a.sqrt() - b.sqrt()).square().sum()), abs=1e-6
-    )
+    assert found == pytest.approx(float(shift.square().sum() + (a.sqrt() - b.sqrt()).square().sum()), abs=1e-6)
 
 
 def test_gaussians_whose_covariances_do_not_commute() -> None:
@@ -139,9 +137,7 @@ def test_refusals() -> None:
         fid_of(torch.zeros(5, 3), torch.zeros(5, 4))
     with pytest.raises(MetricError, match="2 images or more of each kind, not 5 and 1"):
         fid_of(torch.zeros(5, 3), torch.zeros(1, 3))
-    with pytest.raises(
-        MetricError, match="subsets of 2 images or more of the 4 that there are, not 100 of 9"
-    ):
+    with pytest.raises(MetricError, match="subsets of 2 images or more of the 4 that there are, not 100 of 9"):
         kid(torch.zeros(4, 3), torch.zeros(5, 3), subset_size=9)
 
 
@@ -210,9 +206,7 @@ def test_many_real_images(images: Images, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert torch.allclose(held.cov, whole.cov)
 
 
-def test_a_cache_that_cannot_be_written_to(
-    images: Images, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_cache_that_cannot_be_written_to(images: Images, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="nothing is kept between runs; set JACOBIFLOW_CACHE"):

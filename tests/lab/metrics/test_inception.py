@@ -27,9 +27,7 @@ def test_the_real_network() -> None:
     grey, colour = pictures(6, 1, 28), pictures(6, 3, 32, seed=1)
     found = features(torch.cat((grey.expand(-1, 3, -1, -1), pictures(4, 3, 28))), batch=4)
     assert found.shape == (10, 2048)
-    assert torch.allclose(
-        features(grey), found[:6], atol=1e-5
-    )  # grey is three equal channels; batches are free
+    assert torch.allclose(features(grey), found[:6], atol=1e-5)  # grey is three equal channels; batches are free
     floats = grey.float() / 127.5 - 1
     assert torch.allclose(features(floats[:2]), found[:2], atol=1e-5)  # [-1, 1] are the same pixels
     other = features(colour)

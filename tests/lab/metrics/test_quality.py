@@ -96,13 +96,9 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch, clip: Path) -> None:
     brisque._scorer.cache_clear()
     for name in ("brisque", "torchmetrics.multimodal.clip_iqa"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(
-        MetricError, match=r"^BRISQUE needs the package brisque: pip install jacobiflow-lab\[eval\]$"
-    ):
+    with pytest.raises(MetricError, match=r"^BRISQUE needs the package brisque: pip install jacobiflow-lab\[eval\]$"):
         brisque_scores(noise(1, 32))
-    with pytest.raises(
-        MetricError, match=r"^CLIP-IQA needs the package torchmetrics: pip install jacobiflow-lab\["
-    ):
+    with pytest.raises(MetricError, match=r"^CLIP-IQA needs the package torchmetrics: pip install jacobiflow-lab\["):
         ClipScorer(str(clip))
 
 
@@ -127,9 +123,7 @@ def test_clip_iqa(clip: Path) -> None:
 
 
 def test_no_clip(tmp_path: Path) -> None:
-    with pytest.raises(
-        MetricError, match=r"CLIP-IQA needs the weights of a CLIP: give one as --clip .*folder"
-    ):
+    with pytest.raises(MetricError, match=r"CLIP-IQA needs the weights of a CLIP: give one as --clip .*folder"):
         ClipScorer(None)
     with pytest.raises(MetricError, match=r"is not a usable CLIP .*give one as --clip"):
         ClipScorer(str(tmp_path))

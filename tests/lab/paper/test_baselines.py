@@ -173,9 +173,7 @@ def test_networks_of_any_resolution(size: int) -> None:
     assert [f.shape[-1] for f in seen[:2]] == [size // 2, size // 4]
     loss = discriminator.rebuild(x, seen, torch.Generator().manual_seed(0))
     loss.backward()
-    assert all(
-        p.grad is not None for p in (*discriminator.whole.parameters(), *discriminator.piece.parameters())
-    )
+    assert all(p.grad is not None for p in (*discriminator.whole.parameters(), *discriminator.piece.parameters()))
     assert len(generator.excites) == config.doublings - 1
 
 

@@ -31,9 +31,7 @@ def test_committed_report_equals_its_json() -> None:
         assert doc["command"].startswith("jacobiflow reproduce")
         assert "data" in doc or "missing" in doc
     assert not list(REPORT.rglob("*.png"))  # they are in the page
-    docs = {
-        item: {f.stem: json.loads(f.read_text()) for f in (REPORT / item).glob("*.json")} for item in ITEMS
-    }
+    docs = {item: {f.stem: json.loads(f.read_text()) for f in (REPORT / item).glob("*.json")} for item in ITEMS}
     said = {c["name"]: c["models"] for c in json.loads((REPORT / "claims.json").read_text())}
     assert said == {c["name"]: c["models"] for c in judge_claims(docs)}
 
@@ -54,9 +52,7 @@ def test_speedups_of_the_paper_are_those_of_its_times() -> None:
     base = {row["data"]: number(row["time, s ↓"]) for row in rows if row["method"] == "sequential"}
     assert len(base) == 3
     for row in rows:
-        assert base[row["data"]] / number(row["time, s ↓"]) == pytest.approx(
-            number(row["speed-up ↑"]), abs=0.06
-        )
+        assert base[row["data"]] / number(row["time, s ↓"]) == pytest.approx(number(row["speed-up ↑"]), abs=0.06)
     for item, speedup in (("maf-ising", 15.7), ("maf-mnist", 18.4)):
         slow, fast = (number(row["seconds"]) for row in rows_of(item))
         assert slow / fast == pytest.approx(speedup, abs=0.06)
@@ -122,7 +118,5 @@ def test_the_paper_is_quoted_where_its_numbers_decide() -> None:
         assert found["mean squared error"] == number(row["mean squared error"])
     for found, row in zip(printed["later-blocks"], rows_of("sweeps"), strict=True):
         assert found["second block"] == number(row["layer 2"])
-    for found, (slow, fast) in zip(
-        printed["quality"], ((9.71, 10.20), (8.22, 8.19), (15.42, 15.44)), strict=True
-    ):
+    for found, (slow, fast) in zip(printed["quality"], ((9.71, 10.20), (8.22, 8.19), (15.42, 15.44)), strict=True):
         assert found["FID change"] == pytest.approx(fast / slow - 1, abs=1e-6)

@@ -130,9 +130,7 @@ def reproduce(
 
 
 @pytest.mark.slow
-def test_all_items(
-    tmp_path: Path, rooms: tuple[Path, Path], reproduce: Callable[..., dict[str, Any]]
-) -> None:
+def test_all_items(tmp_path: Path, rooms: tuple[Path, Path], reproduce: Callable[..., dict[str, Any]]) -> None:
     out = tmp_path / "out"
     doc = reproduce(out)
     assert list(doc["items"]) == list(ITEMS)
@@ -170,9 +168,7 @@ def _check_timing(data: dict[str, Any]) -> None:
     wanted += [("c", b, m) for b in (1, 3) for m in PAPER_METHODS]
     assert [(r["backend"], r["batch"], r["plan"]) for r in data["compare"]] == wanted
     assert [r["plan"] for r in data["beyond"]] == [WINDOWS, AUTO] * 2  # no calibrated guess is stored
-    assert [(r["backend"], r["plan"]) for r in data["guesses"]] == [
-        (b, g) for b in ("torch", "c") for g in GUESSES
-    ]
+    assert [(r["backend"], r["plan"]) for r in data["guesses"]] == [(b, g) for b in ("torch", "c") for g in GUESSES]
     assert [r["tau"] for r in data["taus"]] == ["0.1", "0.5", "2"]
     for row in data["compare"] + data["beyond"] + data["guesses"]:
         base = next(
@@ -189,9 +185,7 @@ def _check_timing(data: dict[str, Any]) -> None:
         assert row["largest"] == 0 if row["plan"] == "sequential" else row["largest"] >= 0
     assert max(r["largest"] for r in data["compare"] if r["plan"] == "plain loop") < 1e-4
     for backend, found in data["blocks"].items():
-        row = next(
-            r for r in data["compare"] if (r["backend"], r["batch"], r["plan"]) == (backend, 3, "selective")
-        )
+        row = next(r for r in data["compare"] if (r["backend"], r["batch"], r["plan"]) == (backend, 3, "selective"))
         assert [r["selective"]["seconds"] for r in found["rows"]] == [b["seconds"] for b in row["layers"]]
         assert found["totals"]["selective"]["whole"] == pytest.approx(row["whole"])
 
@@ -205,18 +199,14 @@ def _check_comparison(found: dict[str, Any]) -> None:
     assert quality["sequential"]["paired"] == 0
     counts = {m: q["samples"] for m, q in quality.items()}
     guided = "selective, annealed guidance 1"
-    assert counts == dict.fromkeys((*PAPER_METHODS, guided), 16) | dict.fromkeys(
-        (PREVIOUS, WINDOWS, AUTO), 12
-    )
+    assert counts == dict.fromkeys((*PAPER_METHODS, guided), 16) | dict.fromkeys((PREVIOUS, WINDOWS, AUTO), 12)
     assert quality["auto"]["fid"] is None  # of fewer samples: it would not compare
     assert quality["sequential"]["scored"] in (0, 4)
     assert quality["selective"]["fid"] > 0
     thirds = quality["selective"]["fid_thirds"]
     assert quality["selective"]["fid_spread"] == pytest.approx(max(abs(t - sum(thirds) / 3) for t in thirds))
     change = quality["selective"]["change"]["fid"]
-    assert change["value"] == pytest.approx(
-        quality["selective"]["fid"] / quality["sequential"]["fid"] - 1, abs=1e-6
-    )
+    assert change["value"] == pytest.approx(quality["selective"]["fid"] / quality["sequential"]["fid"] - 1, abs=1e-6)
     assert change["low"] <= change["high"]
     assert quality["selective"]["clip_iqa"] is None  # no CLIP was given
     assert found["mnist"]["counts"]["quality_samples"] == 16
@@ -333,10 +323,7 @@ class Grey:
     """A baseline that draws noise around grey."""
 
     def sample(self, n: int, *, seed: int, start: int = 0) -> Tensor:
-        rows = [
-            torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(i))
-            for i in range(start, start + n)
-        ]
+        rows = [torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(i)) for i in range(start, start + n)]
         return 0.3 * torch.stack(rows)
 
 

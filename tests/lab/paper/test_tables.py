@@ -65,9 +65,7 @@ def test_the_committed_report_is_what_the_templates_make(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("option", ["--data-dir", "--models-dir", "--records"])
-def test_a_folder_that_is_not_there_is_named(
-    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_is_not_there_is_named(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "sweeps", option, str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.endswith(f"{option} {tmp_path / 'none'} is not a folder\n")
     assert not (tmp_path / "out").exists()

@@ -149,9 +149,7 @@ def save_ratios(convergence: Convergence, path: str | Path, *, title: str) -> No
         floor = 1e-9 * block.jacobi[0]
         shown = [r for r, e in zip(block.ratios, block.jacobi[1:], strict=True) if e > floor]
         lines[block_name(i)] = shown
-    save_lines(
-        path, None, lines, title=title, labels=("iteration t", "error after t / error before"), level=1
-    )
+    save_lines(path, None, lines, title=title, labels=("iteration t", "error after t / error before"), level=1)
 
 
 def _twin(ax: Any, label: str) -> Any:
@@ -186,17 +184,13 @@ def save_redundancy(redundancy: Redundancy, path: str | Path, *, title: str) -> 
         sheet.axes[0, 0].legend(handles=lines, loc="center right")
 
 
-def save_masked(
-    redundancy: Redundancy, path: str | Path, *, variant: Variant, title: str, shown: int = 10
-) -> bool:
+def save_masked(redundancy: Redundancy, path: str | Path, *, variant: Variant, title: str, shown: int = 10) -> bool:
     """The same samples with nothing masked and with each o; False if there are no images to show."""
     rows = [(f"o = {m.o}", m.x) for m in redundancy.masked if m.variant == variant]
     return bool(rows) and save_rows([("standard", redundancy.exact), *rows], path, title=title, shown=shown)
 
 
-def save_rows(
-    rows: Sequence[tuple[str, Tensor]], path: str | Path, *, title: str = "", shown: int = 10
-) -> bool:
+def save_rows(rows: Sequence[tuple[str, Tensor]], path: str | Path, *, title: str = "", shown: int = 10) -> bool:
     """Rows of images, each with its caption; False if the tensors are not images."""
     if any(as_images(x[:1]) is None for _, x in rows):
         return False
@@ -302,9 +296,7 @@ def save_against_tau(
         for ax, (label, (exact, *values)) in zip(sheet.axes.flat, panels.items(), strict=True):
             lines = ax.plot(taus, values, color=RED, marker="o", label="quality")
             if exact > 0:  # otherwise it lies on the axis
-                lines += [
-                    ax.axhline(exact, color=RED, linewidth=1, linestyle=":", label="quality, sequential")
-                ]
+                lines += [ax.axhline(exact, color=RED, linewidth=1, linestyle=":", label="quality, sequential")]
             if seconds:
                 other = _twin(ax, "seconds per batch")
                 lines += other.plot(taus, seconds[1:], color=BLUE, marker="s", linestyle="--", label="time")
@@ -321,9 +313,7 @@ def save_against_tau(
         sheet.figure.legend(handles=lines, loc="outside lower center", ncols=5)
 
 
-def save_grids(
-    path: str | Path, panels: Mapping[str, Tensor], *, columns: int, across: int, title: str = ""
-) -> None:
+def save_grids(path: str | Path, panels: Mapping[str, Tensor], *, columns: int, across: int, title: str = "") -> None:
     """Grids of uint8 pictures beside each other, each under its name."""
     across = min(across, len(panels))
     pages = {

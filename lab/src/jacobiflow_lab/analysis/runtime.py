@@ -64,9 +64,7 @@ def runtimes(
         clock = Clock(device)
         z = flow.noise(n, seed, start=i * n)
         noise = clock.seconds()
-        outs = {
-            name: flow.decode(z, p, backend=backend, warn=False, **condition) for name, p in plans.items()
-        }
+        outs = {name: flow.decode(z, p, backend=backend, warn=False, **condition) for name, p in plans.items()}
         exact = next(iter(outs.values())).x
         for name, out in outs.items():
             blocks = [(b.seconds, b.sweeps.double().mean().item()) for b in out.stats.blocks]

@@ -86,9 +86,7 @@ def run_on(
         try:
             return attempt(checked, len(outputs))
         finally:
-            with suppress(
-                OSError, AttributeError
-            ):  # threads leave memory in pieces; glibc returns it if asked
+            with suppress(OSError, AttributeError):  # threads leave memory in pieces; glibc returns it if asked
                 ctypes.CDLL(None).malloc_trim(0)
 
     event(run, list(fields.values()), [status, *outputs], show_progress_on=status, **WORK)

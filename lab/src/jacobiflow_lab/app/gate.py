@@ -159,9 +159,7 @@ class Gate:
             raise Rejected(503, f"{self.visitors.limit} visitors are here already: try again later")
         return session
 
-    async def _read(
-        self, request: Request, incoming: AsyncIterator[bytes], body: bytearray, limit: int
-    ) -> None:
+    async def _read(self, request: Request, incoming: AsyncIterator[bytes], body: bytearray, limit: int) -> None:
         """Read the whole body within its limit, whatever length the header declares."""
         too_large = Rejected(413, f"the request is too large: {limit // 2**20} MB is the most")
         declared = request.headers.get("content-length", "0")

@@ -106,9 +106,7 @@ def _check_size(path: Path) -> None:
         raise UserError(f"the file has {size / 2**20:.0f} MB: upload at most {MAX_FILE_BYTES // 2**20} MB")
     with Image.open(path) as header:
         if max(header.size) > most:
-            raise UserError(
-                f"the image has {header.width} x {header.height} pixels: upload at most {most} x {most}"
-            )
+            raise UserError(f"the image has {header.width} x {header.height} pixels: upload at most {most} x {most}")
 
 
 def _shape(flow: Flow) -> torch.Size:

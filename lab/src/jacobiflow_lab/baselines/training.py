@@ -97,9 +97,7 @@ def train_baseline(
     if stop.pressed:
         raise BaselineError(f"stopped after step {step}: rerun the command to resume")
     learner.export(folder)
-    found = Trained(
-        kind=kind, folder=str(folder), steps=step, seconds=round(float(spent), 3), images=len(images)
-    )
+    found = Trained(kind=kind, folder=str(folder), steps=step, seconds=round(float(spent), 3), images=len(images))
     about = found.to_dict() | {"settings": settings}
     del about["folder"]
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

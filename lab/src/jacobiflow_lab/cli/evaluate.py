@@ -83,9 +83,7 @@ class Args:
     guidance: GuidanceOptions
     no_denoise: bool = False
     """Keep the noise of training in samples. Default: it is removed, if there was any."""
-    noise: Annotated[
-        Literal["gaussian", "dequantize", "binary", "none"] | None, tyro.conf.arg(metavar="NOISE")
-    ] = None
+    noise: Annotated[Literal["gaussian", "dequantize", "binary", "none"] | None, tyro.conf.arg(metavar="NOISE")] = None
     """bpd: gaussian, dequantize, binary or none. Default: as the model was trained."""
     clip: Annotated[str, tyro.conf.arg(metavar="CLIP")] = ""
     """clip-iqa: a CLIP for transformers, as a folder or hub id."""
@@ -303,8 +301,7 @@ def measure_ising(args: Args, flow: Flow, world: World) -> Measured:
         ("log Z (raw: lower bound)", m.log_z_bound, m.reweighted_log_z, f"{m.exact_log_z:.4f}"),
     ]
     rows = [
-        (name, estimate(raw), "" if again is None else estimate(again), known)
-        for name, raw, again, known in lines
+        (name, estimate(raw), "" if again is None else estimate(again), known) for name, raw, again, known in lines
     ]
     lost = f"; {m.not_finite} of them are not finite and are left out" if m.not_finite else ""
     text = (

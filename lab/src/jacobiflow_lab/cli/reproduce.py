@@ -95,9 +95,7 @@ def main(argv: Sequence[str]) -> None:
     page = write_report(args.out, docs, claims)
     if args.publish is not None:
         write_report(args.out, docs, claims, to=args.publish)
-    tables = {
-        item.name: [layout(one, docs[item.name], item.name) for one in TABLES[item.name]] for item in items
-    }
+    tables = {item.name: [layout(one, docs[item.name], item.name) for one in TABLES[item.name]] for item in items}
     doc: Doc = {
         "out": str(args.out),
         "report": str(page),

@@ -41,9 +41,7 @@ class Ising:
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"Ising.temperature must be positive, not {self.temperature}")
         if self.shift and not 4 / self.temperature < self.shift < math.inf:
-            raise ValueError(
-                f"Ising.shift must be above 4 / T = {4 / self.temperature:.4g}, not {self.shift}"
-            )
+            raise ValueError(f"Ising.shift must be above 4 / T = {4 / self.temperature:.4g}, not {self.shift}")
 
     @property
     def sites(self) -> int:
@@ -113,9 +111,7 @@ class Ising:
             (slope,) = torch.autograd.grad(_kaufman(self.side, beta), beta)
         return -float(slope) / self.sites
 
-    def monte_carlo(
-        self, *, chains: int = 256, sweeps: int = 2000, warmup: int = 500, seed: int = 0
-    ) -> MonteCarlo:
+    def monte_carlo(self, *, chains: int = 256, sweeps: int = 2000, warmup: int = 500, seed: int = 0) -> MonteCarlo:
         """Heat bath in independent chains from random spins, all sites of one colour at once."""
         draw = torch.Generator().manual_seed(seed)
         s = torch.randint(0, 2, (chains, self.side, self.side), generator=draw).float() * 2 - 1
@@ -181,9 +177,7 @@ def _kaufman(side: int, beta: Tensor) -> Tensor:
     first = 0.5 * side * (2 * beta + torch.tanh(beta).log())
     log_cosh, log_sinh = half + torch.log1p(torch.exp(-2 * half)), half + torch.log1p(-torch.exp(-2 * half))
     odd, even = slice(0, None, 2), slice(1, None, 2)
-    terms = torch.stack(
-        (log_cosh[odd].sum(), log_sinh[odd].sum(), log_cosh[even].sum(), log_sinh[even].sum())
-    )
+    terms = torch.stack((log_cosh[odd].sum(), log_sinh[odd].sum(), log_cosh[even].sum(), log_sinh[even].sum()))
     top = terms.max()
     one = torch.ones_like(beta)
     weights = torch.stack((one, one, 2 * torch.cosh(first), 2 * torch.sinh(first)))

@@ -39,9 +39,7 @@ def paired_changes(
     n = len(before)
     draw = torch.Generator().manual_seed(seed)
     draws = [torch.arange(n), *torch.randint(n, (resamples, n), generator=draw)]
-    found: dict[str, Change | None] = {
-        "kid": _change(draws, kid_of_rows(real, before), kid_of_rows(real, after))
-    }
+    found: dict[str, Change | None] = {"kid": _change(draws, kid_of_rows(real, before), kid_of_rows(real, after))}
     if fid:
         found["fid"] = _change(
             draws, lambda rows: fid_of(real, before[rows]).value, lambda rows: fid_of(real, after[rows]).value
@@ -49,18 +47,14 @@ def paired_changes(
     return found
 
 
-def _change(
-    draws: list[Tensor], before: Callable[[Tensor], float], after: Callable[[Tensor], float]
-) -> Change | None:
+def _change(draws: list[Tensor], before: Callable[[Tensor], float], after: Callable[[Tensor], float]) -> Change | None:
     """The relative change over all rows, which are the first draw, and the interval over the others."""
     first = [before(rows) for rows in draws]
     if first[0] <= 0:
         return None
     value, *others = [(after(rows) - a) / first[0] for rows, a in zip(draws, first, strict=True)]
     edge = (1 - LEVEL) / 2
-    low, high = (
-        torch.tensor(others or [value]).double().quantile(torch.tensor([edge, 1 - edge]).double()).tolist()
-    )
+    low, high = torch.tensor(others or [value]).double().quantile(torch.tensor([edge, 1 - edge]).double()).tolist()
     return Change(value=value, low=low, high=high)
 
 

@@ -43,9 +43,7 @@ def brisque_scores(images: Tensor) -> Tensor:
     """The score of each image [N, 1 or 3, H, W], uint8 or floats in [-1, 1]; NaN where there is none."""
     pixels = as_pixels(images)
     if min(pixels.shape[2:]) < MIN_SIDE:
-        raise MetricError(
-            f"BRISQUE needs images of {MIN_SIDE} pixels per side or more, not {list(pixels.shape[2:])}"
-        )
+        raise MetricError(f"BRISQUE needs images of {MIN_SIDE} pixels per side or more, not {list(pixels.shape[2:])}")
     rows = pixels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu().numpy()
     scorer = _scorer()
     with warnings.catch_warnings(), np.errstate(all="ignore"):

@@ -91,9 +91,7 @@ class ClipScorer:
             raise
         except Exception as error:  # its type depends on what is missing or damaged
             reason = (str(error).split("\n")[0] or type(error).__name__)[:120]
-            raise MetricError(
-                f"CLIP-IQA: {clip} is not a usable CLIP ({reason}): {HOW_TO_GIVE_ONE}"
-            ) from None
+            raise MetricError(f"CLIP-IQA: {clip} is not a usable CLIP ({reason}): {HOW_TO_GIVE_ONE}") from None
 
     def __call__(self, images: Tensor) -> Tensor:
         """Scores [N] of images [N, 1 or 3, H, W], uint8 or floats in [-1, 1]."""

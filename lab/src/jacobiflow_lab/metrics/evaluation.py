@@ -170,9 +170,7 @@ def evaluate_pictures(
     )
 
 
-def _values(
-    metrics: list[Metric], sampling: Sampling, samples: int, work: DistributedMap
-) -> dict[str, Tensor]:
+def _values(metrics: list[Metric], sampling: Sampling, samples: int, work: DistributedMap) -> dict[str, Tensor]:
     """By metric: the numbers of each real image, or of each sample."""
     values = {}
     for metric in metrics:

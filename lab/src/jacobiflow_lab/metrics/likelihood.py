@@ -19,8 +19,7 @@ from jacobiflow_lab.metrics.samples import Sampling
 NOTES: dict[str, str] = {
     "dequantize": "an upper bound of the bits per dimension of the 8-bit pixels: x = (pixel + u) / 128 - 1, "
     "u uniform, and log2 128 = 7 bits are added for the scale",
-    "binary": "an upper bound of the bits per dimension of black-and-white pixels: x = bit + u - 1, "
-    "u uniform",
+    "binary": "an upper bound of the bits per dimension of black-and-white pixels: x = bit + u - 1, u uniform",
     "gaussian": "the density of images in [-1, 1] plus Gaussian noise of standard deviation {std:g}, which "
     "is what the flow was trained on: not bits of pixels, may be negative, comparable at this noise only",
     "none": "the density of images in [-1, 1] as they are, which are discrete: it has no lower bound",

@@ -50,9 +50,7 @@ class Sampling:
     @property
     def label_cycle(self) -> list[int]:
         """The labels that samples take in turn; none: []."""
-        return (
-            list(range(self.flow.num_classes)) if self.labels == "all" else list(map(int, self.labels or ()))
-        )
+        return list(range(self.flow.num_classes)) if self.labels == "all" else list(map(int, self.labels or ()))
 
     @property
     def denoises(self) -> bool:
@@ -139,9 +137,7 @@ class SampleFeatures:
             raise MetricError(f"features of the first {KEEP:,} samples are kept, not of {n:,}: draw again")
         finite = self.finite[:n]
         moments = Moments.of(self.moments.features[: int(finite.sum())])
-        return SampleFeatures(
-            finite=finite, moments=moments, scores=self.scores, scored=self.scored, side=self.side
-        )
+        return SampleFeatures(finite=finite, moments=moments, scores=self.scores, scored=self.scored, side=self.side)
 
     def paired_features(self, other: SampleFeatures) -> tuple[Tensor, Tensor]:
         """Features of the samples that are finite here and there, [M, D] each; of the first KEEP samples."""

@@ -44,7 +44,5 @@ def guided(task: Task, n: int) -> Doc:
 ITEM = Item(
     name="comparison",
     run=run,
-    minutes=lambda scale, model: (
-        scale.scoring_minutes(model, 5, 4) + 0.2 * scale.resamples * (model in scale.judged)
-    ),
+    minutes=lambda scale, model: scale.scoring_minutes(model, 5, 4) + 0.2 * scale.resamples * (model in scale.judged),
 )

@@ -17,8 +17,7 @@ def run(task: Task) -> Result:
     count = sum(p.numel() for p in flow.parameters())
     config = asdict(flow.config) | {"positions": flow.latent_shape[0], "parameters": count}
     return Result(
-        data=config
-        | {"recipe": MODELS[task.model].recipe, "size": "small" if MODELS[task.model].small else "main"},
+        data=config | {"recipe": MODELS[task.model].recipe, "size": "small" if MODELS[task.model].small else "main"},
         counts={"models": 1},
     )
 

@@ -87,9 +87,7 @@ def run_lengths(task: Task) -> Result:
         ratio = peaks[2]["mib"] / peaks[0]["mib"] if peaks[0]["mib"] else None
         rows.append({"L": flow.sequence_shape[0], "peaks": peaks, "ratio": ratio})
     path = task.picture("memory-length")
-    lines = {
-        name_of(peak): [row["peaks"][i]["mib"] for row in rows] for i, peak in enumerate(rows[0]["peaks"])
-    }
+    lines = {name_of(peak): [row["peaks"][i]["mib"] for row in rows] for i, peak in enumerate(rows[0]["peaks"])}
     save_lines(
         path,
         [row["L"] for row in rows],

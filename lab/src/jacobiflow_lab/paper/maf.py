@@ -74,8 +74,7 @@ def run_mnist(task: Task) -> Result:
     found = {name: clock_batches(run, z, IMAGES) for name, run in decoders(flow).items()}
     slowest, exact = found[FULL]
     rows = [
-        row(name, seconds, x, exact, slowest)
-        | {"pixels_alike": ((x > 0) == (exact > 0)).double().mean().item()}
+        row(name, seconds, x, exact, slowest) | {"pixels_alike": ((x > 0) == (exact > 0)).double().mean().item()}
         for name, (seconds, x) in found.items()
     ]
     sweeps = [b.sweeps.double().mean().item() for b in flow.decode(z, "selective").stats.blocks]

@@ -86,14 +86,10 @@ def judge(
     """
     most = counts[EXACT]
     known = real(task, most)
-    seen = {
-        name: look(task, plan, counts[name], scored=min(scored, counts[name])) for name, plan in plans.items()
-    }
+    seen = {name: look(task, plan, counts[name], scored=min(scored, counts[name])) for name, plan in plans.items()}
     found = {}
     for name, samples in seen.items():
-        row = measure(
-            task, samples, seen[EXACT].first(counts[name]), known, full=full and counts[name] == most
-        )
+        row = measure(task, samples, seen[EXACT].first(counts[name]), known, full=full and counts[name] == most)
         found[name] = row
     for first, second in changes:
         task.session.note(f"{task.model}: intervals of the change from {first} to {second}")
@@ -144,9 +140,7 @@ def change(task: Task, before: SampleFeatures, after: SampleFeatures, known: Mom
     """Relative changes of FID and KID, and the change of BRISQUE in its own unit, each with its interval."""
     both = before.paired_features(after)
     found = paired_changes(known, *both, fid=fid, resamples=task.scale.resamples, seed=task.seed)
-    doc: Doc = {
-        name: None if one is None else asdict(one) | {"half": one.half} for name, one in found.items()
-    }
+    doc: Doc = {name: None if one is None else asdict(one) | {"half": one.half} for name, one in found.items()}
     scores = [x.scores.get("brisque", torch.empty(0)) for x in (before, after)]
     return doc | {"brisque": mean_change(*scores)}
 

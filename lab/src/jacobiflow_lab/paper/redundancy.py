@@ -59,8 +59,7 @@ def clean(task: Task, found: Redundancy) -> Redundancy:
     """The same with denoised pictures, black where they are not finite."""
     labels = task.labels(found.samples)
     exact, *masked = (
-        denoise(task, x.nan_to_num(-1.0).clamp(-2, 2), labels)
-        for x in (found.exact, *(m.x for m in found.masked))
+        denoise(task, x.nan_to_num(-1.0).clamp(-2, 2), labels) for x in (found.exact, *(m.x for m in found.masked))
     )
     every = zip(found.masked, masked, strict=True)
     return replace(found, exact=exact, masked=tuple(replace(m, x=x) for m, x in every))

@@ -36,9 +36,7 @@ HEADLINES = (  # claims of the summary, in its order
 )
 
 
-def write_report(
-    out: Path, docs: Mapping[str, Docs], claims: Sequence[Doc], *, to: Path | None = None
-) -> Path:
+def write_report(out: Path, docs: Mapping[str, Docs], claims: Sequence[Doc], *, to: Path | None = None) -> Path:
     """Write claims, summary and report of the run in `out` into its folder, or as a copy into `to`.
 
     The copy has the JSON files; its pictures are in the page.
@@ -132,9 +130,7 @@ def render(docs: Mapping[str, Docs], claims: Sequence[Doc], pictures: Pictures, 
     )
 
 
-def _section(
-    name: str, docs: Mapping[str, Docs], claims: Sequence[Doc], pictures: Pictures
-) -> dict[str, Any]:
+def _section(name: str, docs: Mapping[str, Docs], claims: Sequence[Doc], pictures: Pictures) -> dict[str, Any]:
     """What the template shows beside one table or figure of the paper."""
     items = [item for item in ITEMS.values() if name in sections(item.name) and docs[item.name]]
     return {

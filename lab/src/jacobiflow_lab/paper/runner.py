@@ -165,12 +165,7 @@ class _Row:
         """The row of a published report, marked as its record; its pictures are taken from the page."""
         records, folder = self.session.records, self.path.parent
         doc = load(records / self.item.name / self.path.name, need_pictures=False) if records else None
-        if (
-            records is None
-            or doc is None
-            or not self.is_complete(doc)
-            or doc["scale"] != self.task.scale.name
-        ):
+        if records is None or doc is None or not self.is_complete(doc) or doc["scale"] != self.task.scale.name:
             return None
         page = records / PAGE
         pictures = self.session.once(page, lambda: pictures_of(page) if page.is_file() else {})

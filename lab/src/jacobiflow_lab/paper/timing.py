@@ -131,9 +131,7 @@ def times(rows: list[Doc], torch: bool, batch: int) -> Doc | None:
 
     Noise and denoising are the same for all methods, so that only decoding makes their difference uncertain.
     """
-    named = {
-        row["plan"]: row for row in rows if (row["backend"] == "torch") is torch and row["batch"] == batch
-    }
+    named = {row["plan"]: row for row in rows if (row["backend"] == "torch") is torch and row["batch"] == batch}
     if not named:
         return None
     paper = {name: named[name]["whole"] for name in PAPER_METHODS}
@@ -157,8 +155,7 @@ def blocks(group: list[Doc]) -> Doc:
         for i in range(len(group[-1]["layers"]))
     ]
     totals = {
-        name: {"other": one["other"], "share": one["shares"][-1], "whole": one["whole"]}
-        for name, one in pair.items()
+        name: {"other": one["other"], "share": one["shares"][-1], "whole": one["whole"]} for name, one in pair.items()
     }
     speedup = pair["sequential"]["whole"] / pair["selective"]["whole"]
     found = {"rows": rows, "totals": totals, "speedup": speedup, "batch": group[0]["batch"]}

@@ -34,9 +34,7 @@ def run(task: Task) -> Result:
         title=f"{task.model}: quality and time against tau",
         mark=TAU,
     )
-    caption = (
-        f"{task.model}: selective decoding from zeros. {FID_BIAS} The paired distance says how much changes."
-    )
+    caption = f"{task.model}: selective decoding from zeros. {FID_BIAS} The paired distance says how much changes."
     return Result(
         data={"taus": list(scale.taus), "rows": rows},
         counts={"quality_samples": n, "resamples": scale.resamples},
