@@ -93,6 +93,14 @@ def test_the_plan_is_written_and_the_profile_kept(run: Any) -> None:
         assert np.array_equal(file["x"], want.numpy())
 
 
+def test_a_calibrated_plan_finds_the_guesses_in_the_cache_folder(run: Any) -> None:
+    assert run(*TUNE.split()).status == 0
+    flow = jf.load("model")
+    assert flow.calibration is None
+    flow.decode(flow.noise(2, 0), jf.Plan((EXACT, SWEPT)), labels=1)
+    assert flow.guesses() is not None
+
+
 def test_what_was_measured_goes_beside_the_checkpoint_if_asked(run: Any) -> None:
     assert run(*TUNE.split(), "--save").status == 0
     flow = jf.load("model")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jacobiflow.core.method import INITS, Init, Plan, PlanError
 from jacobiflow.core.suggest import did_you_mean
-from jacobiflow.flows.auto_plan import auto_plan
+from jacobiflow.flows.auto_plan import auto_plan, recall
 
 if TYPE_CHECKING:
     from jacobiflow.flows.flow import Flow
@@ -52,6 +52,8 @@ def resolve_plan(
         found = plan if isinstance(plan, Plan) else Plan.load(_path(plan))
     if len(found) != len(flow.blocks):
         raise PlanError(f"the plan has {len(found)} methods, the flow {len(flow.blocks)} blocks")
+    if any(m.init == "calibrated" for m in found) and flow.guesses() is None:
+        recall(flow)  # `tune` keeps them in the cache folder
     needs_guesses = any(m.init is None or m.init == "calibrated" for m in found if m.width != 1)
     return found.resolved(flow.default_unit, calibrated=needs_guesses and flow.guesses() is not None)
 
