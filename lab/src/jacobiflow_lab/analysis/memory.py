@@ -100,11 +100,7 @@ def memory(
             if isinstance(plan, Plan):
                 given, plan = plan, Path(folder) / "plan.json"
                 given.save(plan)
-            own = {
-                "plan": str(plan),
-                "cache": cache,
-                "tol": tol if plan in ("uniform", "selective") else None,
-            }
+            own = {"plan": str(plan), "cache": cache, "tol": tol if plan in ("uniform", "selective") else None}
             measured = _in_fresh_process(source=str(source), device=str(device), **own, **shared)
             peaks.append(Peak(plan=name, cache=cache, **measured))
     return Memory(batch=n, peaks=tuple(peaks))

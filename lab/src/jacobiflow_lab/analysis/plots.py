@@ -169,11 +169,7 @@ def save_redundancy(redundancy: Redundancy, path: str | Path, *, title: str) -> 
     with Sheet(path, rows=len(variants), columns=len(offsets), size=(3.9, 3.1), title=title) as sheet:
         for m in redundancy.masked:
             ax = sheet.axes[variants.index(m.variant), offsets.index(m.o)]
-            at, l2, cosine = (
-                range(1, len(m.layers) + 1),
-                [d.l2 for d in m.layers],
-                [d.cosine for d in m.layers],
-            )
+            at, l2, cosine = (range(1, len(m.layers) + 1), [d.l2 for d in m.layers], [d.cosine for d in m.layers])
             lines = ax.plot(at, l2, color=RED, marker="s", linestyle="--", label="L2 distance")
             other = _twin(ax, "cosine similarity")
             lines += other.plot(at, cosine, color=BLUE, marker="o", label="cosine similarity")

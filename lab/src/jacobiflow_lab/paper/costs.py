@@ -33,10 +33,7 @@ def run_sweeps(task: Task) -> Result:
     save_sweeps(both, path, title=f"{task.model}: sweeps of each block")
     caption = f"{task.model}: mean over samples, and the slowest of each batch. Fewer is better."
     return Result(
-        data={
-            "tau": scale.tau,
-            "plans": {name: one.to_dict() | extremes(one) for name, one in found.items()},
-        },
+        data={"tau": scale.tau, "plans": {name: one.to_dict() | extremes(one) for name, one in found.items()}},
         counts={"samples": n, "batch": batch},
         pictures=(Picture(path.name, caption),),
     )
@@ -140,14 +137,8 @@ def run_largest(task: Task) -> Result:
 SWEEPS = Item(name="sweeps", run=run_sweeps, minutes=lambda scale, model: 0.3)
 MEMORY = Item(name="memory", run=run_memory, minutes=lambda scale, model: 0.5)
 LENGTHS = Item(
-    name="memory-length",
-    run=run_lengths,
-    models=lambda scale: ("random-cifar",),
-    minutes=lambda scale, model: 3.0,
+    name="memory-length", run=run_lengths, models=lambda scale: ("random-cifar",), minutes=lambda scale, model: 3.0
 )
 LARGEST = Item(
-    name="largest",
-    run=run_largest,
-    models=lambda scale: ("random-afhq",),
-    minutes=lambda scale, model: 4.0,
+    name="largest", run=run_largest, models=lambda scale: ("random-afhq",), minutes=lambda scale, model: 4.0
 )

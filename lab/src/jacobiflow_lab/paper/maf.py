@@ -119,10 +119,7 @@ def run_ising(task: Task) -> Result:
         "known": rows[2]["observed"],
         "flow": describe(flow),
     }
-    return Result(
-        data={"rows": rows} | about,
-        counts={"samples": n, "compared": len(check)},
-    )
+    return Result(data={"rows": rows} | about, counts={"samples": n, "compared": len(check)})
 
 
 def describe(flow: Flow) -> Doc:
@@ -137,15 +134,7 @@ def describe(flow: Flow) -> Doc:
     }
 
 
-MNIST = Item(
-    name="maf-mnist",
-    models=lambda scale: ("mnist-maf",),
-    run=run_mnist,
-    minutes=lambda scale, model: 0.7,
-)
+MNIST = Item(name="maf-mnist", models=lambda scale: ("mnist-maf",), run=run_mnist, minutes=lambda scale, model: 0.7)
 ISING = Item(
-    name="maf-ising",
-    models=lambda scale: ("ising-16", "ising-maf"),
-    run=run_ising,
-    minutes=lambda scale, model: 3.0,
+    name="maf-ising", models=lambda scale: ("ising-16", "ising-maf"), run=run_ising, minutes=lambda scale, model: 3.0
 )

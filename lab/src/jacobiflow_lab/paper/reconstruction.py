@@ -41,9 +41,7 @@ def run(task: Task) -> Result:
     )
     caption = f"{task.model}: originals above, reconstructions below."
     return Result(
-        data={"tau": TAU, "rows": rows},
-        counts={"images": n},
-        pictures=(Picture(path.name, caption, task.restricted),),
+        data={"tau": TAU, "rows": rows}, counts={"images": n}, pictures=(Picture(path.name, caption, task.restricted),)
     )
 
 

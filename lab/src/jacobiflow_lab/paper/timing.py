@@ -119,11 +119,7 @@ def compared(group: list[Doc], count: int) -> list[Doc]:
 def extremes(rows: list[Doc]) -> Doc:
     """The fastest and the slowest of these rows, and the largest deviation between runs."""
     seconds = [row["seconds"] for row in rows]
-    return {
-        "fastest": min(seconds),
-        "slowest": max(seconds),
-        "spread": max(row.get("spread", 0.0) for row in rows),
-    }
+    return {"fastest": min(seconds), "slowest": max(seconds), "spread": max(row.get("spread", 0.0) for row in rows)}
 
 
 def times(rows: list[Doc], torch: bool, batch: int) -> Doc | None:
