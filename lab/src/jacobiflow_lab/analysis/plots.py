@@ -42,13 +42,7 @@ WIDTH_INCHES = 11.0  # of a row of grids
 
 @contextmanager
 def sheet(
-    path: str | Path,
-    *,
-    rows: int = 1,
-    columns: int = 1,
-    size: Sequence[float] = (6.0, 3.8),
-    title: str = "",
-    **shared: Any,
+    path: str | Path, rows: int = 1, columns: int = 1, size: Sequence[float] = (6, 3.8), title: str = "", **shared: Any
 ) -> Iterator[Any]:
     """The axes of a figure in the common style, written as a PNG: `with sheet(...) as axes: axes[0, 0].plot(...)`."""
     from matplotlib import rc_context
@@ -135,11 +129,10 @@ def save_ratios(convergence: Convergence, path: str | Path, *, title: str) -> No
 
 
 def _twin(ax: Any, label: str) -> Any:
-    """A second vertical axis in blue, from zero, beside the first one in red."""
+    """A second vertical axis in blue beside the first one in red."""
     other = ax.twinx()
     other.grid(False)
     other.spines["right"].set_visible(True)
-    other.set_ylim(bottom=0)
     other.set_ylabel(label, color=BLUE)
     return other
 
