@@ -24,7 +24,7 @@ from jacobiflow_lab.metrics.samples import Sampling, Scorers, collect
 from jacobiflow_lab.paper.models import MODELS
 from jacobiflow_lab.paper.quality import fid_thirds, real
 from jacobiflow_lab.paper.sampling import SAMPLES_AT_ONCE, to_pixels
-from jacobiflow_lab.paper.schema import Doc, Item, Missing, PartiallyMissing, Picture, Result
+from jacobiflow_lab.paper.schema import Doc, Item, Missing, PartiallyMissing, Result
 from jacobiflow_lab.paper.session import Task
 
 BASELINES: dict[Kind, str] = {"fastgan": "FastGAN", "ddim": "DDIM, 20 steps"}
@@ -100,12 +100,12 @@ def run(task: Task) -> Result:
         for row in measured:
             row["counts"] = counts(row, floor)
         rows.append(floor)
-    path = task.picture("generators")
-    save_grids(path, shown, columns=8, across=len(shown))
+    caption = f"{task.model}: samples of each."
+    grids = partial(save_grids, panels=shown, columns=8, across=len(shown))
     return Result(
         data={"rows": rows, "tau": scale.tau},
         counts={"samples": n, "real_images": known.count, "batch": batch, "timed_batches": scale.repeats},
-        pictures=(Picture(path.name, f"{task.model}: samples of each.", task.restricted),),
+        pictures=(task.picture("generators", caption, grids, restricted=task.restricted),),
     )
 
 
