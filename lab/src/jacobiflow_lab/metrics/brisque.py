@@ -19,9 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jacobiflow_lab.metrics.errors import MetricError, optional
 from jacobiflow_lab.metrics.inception import as_pixels
-from jacobiflow_lab.metrics.metric import Metric, Score, mean_and_error
+from jacobiflow_lab.metrics.metric import Metric, MetricError, Score, mean_and_error, optional
 
 MIN_SIDE = 16  # pixels: half of it still holds a neighbourhood
 SMALL_SIDE = 128  # pixels: below it scores scatter widely
