@@ -19,7 +19,7 @@ import jacobiflow as jf
 from jacobiflow.core.pictures import save_images
 from jacobiflow.flows.checkpoint import bundled_names
 from jacobiflow.flows.compare import compare
-from jacobiflow_lab.analysis.plots import BLUE, ORANGE, Sheet
+from jacobiflow_lab.analysis.plots import BLUE, ORANGE, sheet
 
 MODELS = Path("models/src/jacobiflow_models")
 SHOWN, COLUMNS, SWEPT = 40, 10, 64  # samples in the picture, its columns, samples whose sweeps are counted
@@ -45,8 +45,8 @@ def draw_training(card: str, path: Path) -> None:
     if not rows:
         return
     epochs, training, validation = zip(*rows, strict=True)
-    with Sheet(path, size=(6.0, 3.2)) as sheet:
-        (ax,) = sheet.axes.flat
+    with sheet(path, size=(6.0, 3.2)) as axes:
+        (ax,) = axes.flat
         ax.plot(epochs, training, color=BLUE, marker="o", label="training")
         ax.plot(epochs, validation, color=ORANGE, marker="s", label="validation")
         ax.set(xlabel="epoch", ylabel="loss (nats per dimension)")

@@ -92,6 +92,18 @@ def test_figures_of_the_report(tmp_path: Path) -> None:
     drawn(tmp_path / "lines.png")
 
 
+def test_times_of_any_size_are_on_the_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    seconds = [7.0, 5.0, 2.0]
+    plots.save_against_tau(tmp_path / "tau.png", [0.5, 2.0], {"FID": [9.0, 9.1, 10.0]}, seconds, title="", mark=0.5)
+    bottom, top = figures[0].axes[1].get_ylim()
+    assert bottom == 0
+    assert top > 7
+
+
 def test_rows_of_pictures_in_colour(tmp_path: Path) -> None:
     x = torch.rand(12, 3, 8, 8) * 2 - 1
     assert plots.save_rows([("one", x), ("two", -x)], tmp_path / "a.png", shown=6)

@@ -15,11 +15,11 @@ from jacobiflow.data.sources import Images
 from jacobiflow_lab.baselines import KINDS, load_baseline, train_baseline
 from jacobiflow_lab.baselines.__main__ import main
 from jacobiflow_lab.baselines.augment import augment, shift
-from jacobiflow_lab.baselines.baseline_floor import counts, shuffle_pixels
 from jacobiflow_lab.baselines.fastgan import Config, Discriminator, Excite, Generator
 from jacobiflow_lab.baselines.learner import BaselineError
 from jacobiflow_lab.baselines.training import make
 from jacobiflow_lab.metrics import fid_of, kid
+from jacobiflow_lab.paper.generators import counts, shuffle_pixels
 
 TINY: dict[str, dict[str, Any]] = {
     "ddim": {"channels": (8, 16), "groups": 4, "batch_size": 8, "warmup": 1, "lr": 2e-3},

@@ -29,7 +29,7 @@ from jacobiflow.core.method import Plan
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
-from jacobiflow_lab.analysis.exact_blocks import Note, Record
+from jacobiflow_lab.analysis.exact_blocks import Record
 
 Cache = Literal["all", "first", "none"]  # the blocks that keep keys and values, or the like
 TRIALS: tuple[tuple[str, Cache], ...] = (
@@ -81,7 +81,6 @@ def memory(
     seed: int = 0,
     device: str = "cpu",
     threads: int | None = None,
-    progress: Note = lambda text: None,
 ) -> Memory:
     """Peak memory of decoding n samples with each plan, with a cache in all blocks, in the first or in none.
 
@@ -96,17 +95,12 @@ def memory(
             flow.save(source)
         for plan, cache in trials:
             name = "plan" if isinstance(plan, Plan) else Path(plan).stem
-            progress(f"{name}, cache: {cache}")
             if isinstance(plan, Plan):
                 given, plan = plan, Path(folder) / "plan.json"
                 given.save(plan)
-            own = {
-                "plan": str(plan),
-                "cache": cache,
-                "tol": tol if plan in ("uniform", "selective") else None,
-            }
-            measured = _in_fresh_process(source=str(source), device=str(device), **own, **shared)
-            peaks.append(Peak(plan=name, cache=cache, **measured))
+            own_tol = tol if plan in ("uniform", "selective") else None
+            own: dict[str, Any] = {"source": str(source), "plan": str(plan), "cache": cache, "tol": own_tol}
+            peaks.append(Peak(plan=name, cache=cache, **_in_fresh_process(device=str(device), **own, **shared)))
     return Memory(batch=n, peaks=tuple(peaks))
 
 

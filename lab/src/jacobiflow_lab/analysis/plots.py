@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,8 @@ from jacobiflow_lab.analysis.redundancy import Redundancy, Variant
 from jacobiflow_lab.analysis.sweeps import Progress, Sweeps
 
 # The palette of Okabe and Ito.
-BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, GREY = COLOURS = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#F0E442",
-    "#8C8C8C",
-)
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
+BLUE, ORANGE, _, _, _, RED, _, GREY = COLOURS
 MARKERS = "osD^vP*X"
 STYLE: Any = {
     "font.size": 11,
@@ -47,43 +40,27 @@ DPI = 120
 WIDTH_INCHES = 11.0  # of a row of grids
 
 
-class Sheet:
-    """A figure in the common style, written as a PNG: `with Sheet(...) as s: s.axes[0, 0].plot(...)`."""
+@contextmanager
+def sheet(
+    path: str | Path, rows: int = 1, columns: int = 1, size: Sequence[float] = (6, 3.8), title: str = "", **shared: Any
+) -> Iterator[Any]:
+    """The axes of a figure in the common style, written as a PNG: `with sheet(...) as axes: axes[0, 0].plot(...)`."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        rows: int = 1,
-        columns: int = 1,
-        size: tuple[float, float] = (6.0, 3.8),
-        title: str = "",
-        **shared: Any,
-    ) -> None:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
+    with rc_context(STYLE):
+        figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, **shared)
+        if title:
+            figure.suptitle(title, parse_math=False)  # titles contain file names
+        yield axes
+        figure.savefig(path, dpi=DPI)
 
-        self.path, self._style = path, rc_context(STYLE)
-        with rc_context(STYLE):
-            self.figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
-            self.axes = self.figure.subplots(rows, columns, squeeze=False, **shared)
-            if title:
-                self.figure.suptitle(title, parse_math=False)  # titles contain file names
 
-    def __enter__(self) -> Sheet:
-        self._style.__enter__()
-        return self
-
-    def legend(self, axes: Any, *, columns: int) -> None:
-        """The legend of `axes`, below the whole figure."""
-        self.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        try:
-            if error is None:
-                self.figure.savefig(self.path, dpi=DPI)
-        finally:
-            self._style.__exit__(kind, error, trace)
+def legend(ax: Any, columns: int, handles: Sequence[Any] | None = None) -> None:
+    """A legend below the whole figure, of what was drawn in `ax` or of `handles`."""
+    handles = ax.get_legend_handles_labels()[0] if handles is None else handles
+    ax.figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
 def block_name(i: int) -> str:
@@ -96,24 +73,24 @@ def save_convergence(convergence: Convergence, path: str | Path, *, title: str) 
     count = len(convergence.blocks)
     columns = min(count, 2 if count <= 4 else 3 if count <= 6 else 4)
     shared: dict[str, Any] = {"columns": columns, "size": (3.8, 2.8), "sharey": True, "sharex": True}
-    with Sheet(path, rows=-(-count // columns), title=title, **shared) as sheet:
-        for ax in sheet.axes.flat[count:]:
+    with sheet(path, rows=-(-count // columns), title=title, **shared) as axes:
+        for ax in axes.flat[count:]:
             ax.set_axis_off()
-        for i, (ax, block) in enumerate(zip(sheet.axes.flat, convergence.blocks, strict=False)):
+        for i, (ax, block) in enumerate(zip(axes.flat, convergence.blocks, strict=False)):
             # A logarithmic axis cannot show 0.
             ax.semilogy([error or math.nan for error in block.sequential], color=GREY, label="sequential")
             if 0.0 in block.sequential:
                 end = block.sequential.index(0.0)
                 ax.axvline(end, color=GREY, linewidth=1.2, linestyle=":", label="sequential: exact")
-            marked: dict[str, Any] = {"marker": "o", "markersize": 3.5, "label": "Jacobi sweeps"}
-            ax.semilogy([error or math.nan for error in block.jacobi], color=BLUE, **marked)
+            shown = [error or math.nan for error in block.jacobi]
+            ax.semilogy(shown, color=BLUE, marker="o", markersize=3.5, label="Jacobi sweeps")
             ax.set_title(block_name(i) + (" (next to the noise)" if i == 0 else ""))
             if i >= count - columns:
                 ax.set_xlabel("iterations")
                 ax.tick_params(labelbottom=True)
             if i % columns == 0:
                 ax.set_ylabel("distance to exact (L2)")
-        sheet.legend(sheet.axes.flat[0], columns=3)
+        legend(axes[0, 0], 3)
 
 
 def save_lines(
@@ -127,8 +104,8 @@ def save_lines(
     level: float | None = None,
 ) -> None:
     """Lines over x, or over 1, 2, ..., with the labels of the two axes. level: a dotted line."""
-    with Sheet(path, size=(6.6, 4.2), title=title) as sheet:
-        (ax,) = sheet.axes.flat
+    with sheet(path, size=(6.6, 4.2), title=title) as axes:
+        ax = axes[0, 0]
         for i, (name, y) in enumerate(lines.items()):
             at = range(1, len(y) + 1) if x is None else x
             ax.plot(at, y, color=COLOURS[i % 8], marker=MARKERS[i % 8], label=name)
@@ -139,7 +116,7 @@ def save_lines(
             ax.set(xscale="log", yscale="log")
         else:
             ax.set_ylim(bottom=0)
-        sheet.legend(ax, columns=5 if len(lines) > 5 else 3)
+        legend(ax, 5 if len(lines) > 5 else 3)
 
 
 def save_ratios(convergence: Convergence, path: str | Path, *, title: str) -> None:
@@ -147,17 +124,15 @@ def save_ratios(convergence: Convergence, path: str | Path, *, title: str) -> No
     lines = {}
     for i, block in enumerate(convergence.blocks):
         floor = 1e-9 * block.jacobi[0]
-        shown = [r for r, e in zip(block.ratios, block.jacobi[1:], strict=True) if e > floor]
-        lines[block_name(i)] = shown
+        lines[block_name(i)] = [r for r, e in zip(block.ratios, block.jacobi[1:], strict=True) if e > floor]
     save_lines(path, None, lines, title=title, labels=("iteration t", "error after t / error before"), level=1)
 
 
 def _twin(ax: Any, label: str) -> Any:
-    """A second vertical axis in blue, from zero, beside the first one in red."""
+    """A second vertical axis in blue beside the first one in red."""
     other = ax.twinx()
     other.grid(False)
     other.spines["right"].set_visible(True)
-    other.set_ylim(bottom=0)
     other.set_ylabel(label, color=BLUE)
     return other
 
@@ -166,22 +141,18 @@ def save_redundancy(redundancy: Redundancy, path: str | Path, *, title: str) -> 
     """L2 distance and cosine similarity of each block, one column per o, one row per variant."""
     variants = list(dict.fromkeys(m.variant for m in redundancy.masked))
     offsets = list(dict.fromkeys(m.o for m in redundancy.masked))
-    with Sheet(path, rows=len(variants), columns=len(offsets), size=(3.9, 3.1), title=title) as sheet:
+    with sheet(path, rows=len(variants), columns=len(offsets), size=(3.9, 3.1), title=title) as axes:
         for m in redundancy.masked:
-            ax = sheet.axes[variants.index(m.variant), offsets.index(m.o)]
-            at, l2, cosine = (
-                range(1, len(m.layers) + 1),
-                [d.l2 for d in m.layers],
-                [d.cosine for d in m.layers],
-            )
-            lines = ax.plot(at, l2, color=RED, marker="s", linestyle="--", label="L2 distance")
+            ax, at = axes[variants.index(m.variant), offsets.index(m.o)], range(1, len(m.layers) + 1)
+            cosine = [d.cosine for d in m.layers]
+            lines = ax.plot(at, [d.l2 for d in m.layers], color=RED, marker="s", linestyle="--", label="L2 distance")
             other = _twin(ax, "cosine similarity")
             lines += other.plot(at, cosine, color=BLUE, marker="o", label="cosine similarity")
             other.set_ylim(min(0, *cosine), 1.05)
             ax.set(title=f"{m.variant}, o = {m.o}", xticks=at, xlabel="block")
             ax.set_ylabel("L2 distance", color=RED)
             ax.set_ylim(bottom=0)
-        sheet.axes[0, 0].legend(handles=lines, loc="center right")
+        axes[0, 0].legend(handles=lines, loc="center right")
 
 
 def save_masked(redundancy: Redundancy, path: str | Path, *, variant: Variant, title: str, shown: int = 10) -> bool:
@@ -211,8 +182,8 @@ def save_sweeps(plans: Sequence[Sweeps], path: str | Path, *, title: str) -> Non
 
 def save_runtime(plans: Sequence[dict[str, Any]], path: str | Path, *, title: str) -> None:
     """Seconds of each plan, rows of `runtimes`: one bar, divided into blocks and the rest."""
-    with Sheet(path, size=(7.0, 1.6 + 0.62 * len(plans)), title=title) as sheet:
-        (ax,) = sheet.axes.flat
+    with sheet(path, size=(7.0, 1.6 + 0.62 * len(plans)), title=title) as axes:
+        ax = axes[0, 0]
         names = [f"{plan['plan']} ({plan['whole']:.3g} s)" for plan in plans]
         blocks = list(zip(*([layer["seconds"] for layer in plan["layers"]] for plan in plans), strict=True))
         parts = [(block_name(i), widths, COLOURS[i % 7]) for i, widths in enumerate(blocks)]
@@ -223,7 +194,7 @@ def save_runtime(plans: Sequence[dict[str, Any]], path: str | Path, *, title: st
         ax.invert_yaxis()
         ax.grid(axis="y", visible=False)
         ax.set_xlabel(f"seconds per batch of {plans[0]['batch']}")
-        sheet.legend(ax, columns=5)
+        legend(ax, 5)
 
 
 def save_memory(memory: Memory, path: str | Path, *, title: str) -> None:
@@ -258,8 +229,8 @@ def save_bars(
     wide = [max(2.2, 0.5 * len(groups) * (len(named) + 1) + 1) for _, groups, named in panels]
     shared: dict[str, Any] = {"gridspec_kw": {"width_ratios": wide}}
     size = (max(7.0, sum(wide)) / len(panels), 3.8)
-    with Sheet(path, columns=len(panels), size=size, title=title, **shared) as sheet:
-        for ax, (label, groups, named) in zip(sheet.axes.flat, panels, strict=True):
+    with sheet(path, columns=len(panels), size=size, title=title, **shared) as axes:
+        for ax, (label, groups, named) in zip(axes.flat, panels, strict=True):
             width = 0.8 / len(named)
             for i, (name, values) in enumerate(named.items()):
                 places = [g + (i - (len(named) - 1) / 2) * width for g in range(len(groups))]
@@ -276,7 +247,7 @@ def save_bars(
                 ax.yaxis.set_minor_formatter(NullFormatter())
             ax.grid(axis="x", visible=False)
         if len(panels[0][2]) > 1:
-            sheet.legend(sheet.axes.flat[0], columns=len(panels[0][2]))
+            legend(axes[0, 0], len(panels[0][2]))
 
 
 def save_against_tau(
@@ -292,16 +263,15 @@ def save_against_tau(
 
     The first value of each is that of sequential decoding. seconds: empty if there are none.
     """
-    with Sheet(path, columns=len(panels), size=(4.4, 3.6), title=title) as sheet:
-        for ax, (label, (exact, *values)) in zip(sheet.axes.flat, panels.items(), strict=True):
+    with sheet(path, columns=len(panels), size=(4.4, 3.6), title=title) as axes:
+        for ax, (label, (exact, *values)) in zip(axes.flat, panels.items(), strict=True):
             lines = ax.plot(taus, values, color=RED, marker="o", label="quality")
             if exact > 0:  # otherwise it lies on the axis
                 lines += [ax.axhline(exact, color=RED, linewidth=1, linestyle=":", label="quality, sequential")]
             if seconds:
                 other = _twin(ax, "seconds per batch")
                 lines += other.plot(taus, seconds[1:], color=BLUE, marker="s", linestyle="--", label="time")
-                style: Any = {"color": BLUE, "linewidth": 1, "linestyle": ":"}
-                lines += [other.axhline(seconds[0], label="time, sequential", **style)]
+                lines += [other.axhline(seconds[0], color=BLUE, linewidth=1, linestyle=":", label="time, sequential")]
                 other.set_ylim(bottom=0)
             lines += [ax.axvline(mark, color=GREY, linewidth=1, label=f"the paper's tau, {mark:g}")]
             ax.set_xscale("log")
@@ -310,7 +280,7 @@ def save_against_tau(
             ax.set_xlabel("stopping threshold tau")
             ax.set_ylabel(f"{label} (lower is better)", color=RED)
             ax.set_ylim(bottom=0 if min(*values, exact) >= 0 else None)
-        sheet.figure.legend(handles=lines, loc="outside lower center", ncols=5)
+        legend(axes[0, 0], 5, lines)
 
 
 def save_grids(path: str | Path, panels: Mapping[str, Tensor], *, columns: int, across: int, title: str = "") -> None:
@@ -322,9 +292,9 @@ def save_grids(path: str | Path, panels: Mapping[str, Tensor], *, columns: int, 
     }
     height, width, _ = next(iter(pages.values())).shape
     size = (WIDTH_INCHES / across, WIDTH_INCHES / across * height / width + 0.4)
-    with Sheet(path, rows=-(-len(pages) // across), columns=across, size=size, title=title) as sheet:
-        for ax in sheet.axes.flat:
+    with sheet(path, rows=-(-len(pages) // across), columns=across, size=size, title=title) as axes:
+        for ax in axes.flat:
             ax.set_axis_off()
-        for ax, (name, picture) in zip(sheet.axes.flat, pages.items(), strict=False):
+        for ax, (name, picture) in zip(axes.flat, pages.items(), strict=False):
             ax.imshow(picture, interpolation="nearest")
             ax.set_title(name)

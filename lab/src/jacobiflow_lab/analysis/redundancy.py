@@ -26,7 +26,7 @@ from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guided
 from jacobiflow.flows.transformer import TransformerConditioner
 from jacobiflow.kernels.backend import bind
-from jacobiflow_lab.analysis.exact_blocks import SEQUENTIAL, Note, Record, exact_blocks
+from jacobiflow_lab.analysis.exact_blocks import SEQUENTIAL, Record, exact_blocks
 
 Variant = Literal["attention", "strict"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -113,7 +113,6 @@ def redundancy(
     *,
     variants: Sequence[Variant] | None = None,
     offsets: Sequence[int] = OFFSETS,
-    progress: Note = lambda text: None,
     **condition: Any,
 ) -> Redundancy:
     """Similarity and distance of masked and standard inference for every variant and o.
@@ -122,11 +121,8 @@ def redundancy(
     """
     blocks = list(exact_blocks(flow, z, **condition))
     masked = []
-    if variants is None:
-        variants = VARIANTS if flow.family == "tarflow" else ("strict",)
-    for variant in variants:
+    for variant in variants or (VARIANTS if flow.family == "tarflow" else ("strict",)):
         for o in offsets:
-            progress(f"{variant}, o = {o}")
             seq, alone, along = flow.to_prior(z), [], []
             for block, exact_z, exact_x in blocks:
                 masked_block = mask(block, o, variant)

@@ -116,11 +116,7 @@ def _summary(
     for prefix, each in (("", seconds), ("whole_", seconds + others)):
         means, mean = each.reshape(runs, -1).mean(1), float(each.mean())
         spread = float(abs(means - mean).max())
-        row |= {
-            f"{prefix}runs": means.tolist(),
-            f"{prefix}spread": spread,
-            prefix.strip("_") or "seconds": mean,
-        }
+        row |= {f"{prefix}runs": means.tolist(), f"{prefix}spread": spread, prefix.strip("_") or "seconds": mean}
     return row
 
 

@@ -69,7 +69,6 @@ def sweeps(
     tol: float | None = None,
     init: Init | None = None,
     batch: int | None = None,
-    progress: Note = lambda text: None,
     **condition: Any,
 ) -> Sweeps:
     """Sweeps of each block over all samples, decoded `batch` at a time. Default: all at once.
@@ -80,7 +79,6 @@ def sweeps(
     chosen = flow.plan(plan, tol=tol, init=init, n=size)
     counts = []  # per batch: [blocks, n]
     for i in range(0, len(z), size):
-        progress(f"samples {i} to {min(i + size, len(z)) - 1}")
         rows = slice(i, i + size)
         out = flow.decode(z[rows], chosen, **select_rows(condition, rows, len(z)))
         counts.append(torch.stack([b.sweeps for b in out.stats.blocks]).double())

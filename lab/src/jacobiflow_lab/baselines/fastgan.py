@@ -83,11 +83,7 @@ class Excite(nn.Module):
     def __init__(self, low: int, high: int) -> None:
         super().__init__()
         self.gate = nn.Sequential(
-            nn.AdaptiveAvgPool2d(4),
-            nn.Conv2d(low, high, 4),
-            nn.SiLU(),
-            nn.Conv2d(high, high, 1),
-            nn.Sigmoid(),
+            nn.AdaptiveAvgPool2d(4), nn.Conv2d(low, high, 4), nn.SiLU(), nn.Conv2d(high, high, 1), nn.Sigmoid()
         )
 
     def forward(self, high: Tensor, low: Tensor) -> Tensor:

@@ -59,8 +59,7 @@ def train_baseline(
 ) -> Trained:
     """Train a baseline on images into the folder `out`, for a number of seconds over all runs.
 
-    The same call resumes a stopped run exactly. `out` then holds what `load_baseline` reads, and the state of
-    the run.
+    The same call resumes a stopped run exactly. `out` then holds what `load_baseline` reads, and the state of the run.
 
     data: images, or where they are; the training split is used. options: fields of the kind's Config.
     steps: the most steps. Default: as many as the seconds allow.

@@ -14,7 +14,7 @@ from jacobiflow.core.results import Decoded
 from jacobiflow.flows.flow import Flow, standard_normal
 from jacobiflow_lab.lattice.ising import Estimate, Ising, MonteCarlo
 from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
-from jacobiflow_lab.metrics.errors import MetricError
+from jacobiflow_lab.metrics.metric import MetricError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,9 +127,7 @@ class Ising:
                 energy += self.energy(s.flatten(1)) / sweeps
                 magnet += self.magnetization(s.flatten(1)) / sweeps
         return MonteCarlo(
-            energy_per_site=Estimate.of(energy),
-            abs_magnetization=Estimate.of(magnet),
-            spins=s.flatten(1),
+            energy_per_site=Estimate.of(energy), abs_magnetization=Estimate.of(magnet), spins=s.flatten(1)
         )
 
     def _colours(self) -> list[Tensor]:

@@ -6,41 +6,25 @@
 1.0
 """
 
-from jacobiflow_lab.metrics.bootstrap import paired_changes
-from jacobiflow_lab.metrics.brisque import brisque_scores, mean_brisque
-from jacobiflow_lab.metrics.clip_iqa import ClipScorer, mean_clip_iqa
-from jacobiflow_lab.metrics.errors import MetricError
-from jacobiflow_lab.metrics.evaluation import Report, evaluate, evaluate_pictures
-from jacobiflow_lab.metrics.fid import fid_of, frechet, kid
-from jacobiflow_lab.metrics.inception import as_pixels, features, load_inception
-from jacobiflow_lab.metrics.metric import Metric
-from jacobiflow_lab.metrics.moments import Moments, real_moments
-from jacobiflow_lab.metrics.paired import paired_distance
-from jacobiflow_lab.metrics.reconstruction import reconstruct
-from jacobiflow_lab.metrics.registry import METRICS
-from jacobiflow_lab.metrics.samples import Draw
-
-__all__ = [
-    "METRICS",
-    "ClipScorer",
-    "Draw",
-    "Metric",
-    "MetricError",
-    "Moments",
-    "Report",
-    "as_pixels",
-    "brisque_scores",
-    "evaluate",
-    "evaluate_pictures",
-    "features",
-    "fid_of",
-    "frechet",
-    "kid",
-    "load_inception",
-    "mean_brisque",
-    "mean_clip_iqa",
-    "paired_changes",
-    "paired_distance",
-    "real_moments",
-    "reconstruct",
-]
+from jacobiflow_lab.metrics.bootstrap import paired_changes as paired_changes
+from jacobiflow_lab.metrics.brisque import brisque_scores as brisque_scores
+from jacobiflow_lab.metrics.brisque import mean_brisque as mean_brisque
+from jacobiflow_lab.metrics.clip_iqa import ClipScorer as ClipScorer
+from jacobiflow_lab.metrics.clip_iqa import mean_clip_iqa as mean_clip_iqa
+from jacobiflow_lab.metrics.evaluation import Report as Report
+from jacobiflow_lab.metrics.evaluation import evaluate as evaluate
+from jacobiflow_lab.metrics.evaluation import evaluate_pictures as evaluate_pictures
+from jacobiflow_lab.metrics.fid import fid_of as fid_of
+from jacobiflow_lab.metrics.fid import frechet as frechet
+from jacobiflow_lab.metrics.fid import kid as kid
+from jacobiflow_lab.metrics.inception import as_pixels as as_pixels
+from jacobiflow_lab.metrics.inception import features as features
+from jacobiflow_lab.metrics.inception import load_inception as load_inception
+from jacobiflow_lab.metrics.metric import Metric as Metric
+from jacobiflow_lab.metrics.metric import MetricError as MetricError
+from jacobiflow_lab.metrics.moments import Moments as Moments
+from jacobiflow_lab.metrics.moments import real_moments as real_moments
+from jacobiflow_lab.metrics.paired import paired_distance as paired_distance
+from jacobiflow_lab.metrics.reconstruction import reconstruct as reconstruct
+from jacobiflow_lab.metrics.registry import METRICS as METRICS
+from jacobiflow_lab.metrics.samples import Draw as Draw

@@ -1,11 +1,10 @@
 """BRISQUE: how natural the pixels of an image are, without a reference (Mittal et al., 2012).
 
-Lower is better: the score is a predicted loss of quality, whatever arrow the paper prints beside it. The
-trained regression is that of the package brisque. The method uses statistics of 7 x 7 neighbourhoods at full
-and at half size, and was trained on photographs of several hundred pixels. On 28 or 32 pixels it works, but
-scores scatter widely and leave the usual range of 0 to 100. Drawings such as MNIST's digits are unlike its
-training data, and images of one colour have no score. Use means over many images of one size to compare
-decoders of one model, and nothing else.
+Lower is better: the score is a predicted loss of quality, whatever arrow the paper prints beside it. The trained
+regression is that of the package brisque. The method uses statistics of 7 x 7 neighbourhoods at full and at half size,
+and was trained on photographs of several hundred pixels. On 28 or 32 pixels it works, but scores scatter widely and
+leave the usual range of 0 to 100. Drawings such as MNIST's digits are unlike its training data, and images of one
+colour have no score. Use means over many images of one size to compare decoders of one model, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jacobiflow_lab.metrics.errors import MetricError, optional
 from jacobiflow_lab.metrics.inception import as_pixels
-from jacobiflow_lab.metrics.metric import Metric, Score, mean_and_error
+from jacobiflow_lab.metrics.metric import Metric, MetricError, Score, mean_and_error, optional
 
 MIN_SIDE = 16  # pixels: half of it still holds a neighbourhood
 SMALL_SIDE = 128  # pixels: below it scores scatter widely

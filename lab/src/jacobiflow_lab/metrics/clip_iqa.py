@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jacobiflow_lab.metrics.errors import MetricError, optional
 from jacobiflow_lab.metrics.inception import as_pixels
-from jacobiflow_lab.metrics.metric import Metric, mean_and_error
+from jacobiflow_lab.metrics.metric import Metric, MetricError, mean_and_error, optional
 
 HOW_TO_GIVE_ONE = (
     "give one as --clip (clip= in Python): a folder with config.json, model.safetensors and the files of "

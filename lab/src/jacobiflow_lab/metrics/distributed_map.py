@@ -9,13 +9,9 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.processes import World
-from jacobiflow_lab.metrics.errors import MetricError
+from jacobiflow_lab.metrics.metric import MetricError
 
 Progress = Callable[[str, int, int], object]  # (what, done by this process, of how many)
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """Show no progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +23,7 @@ class DistributedMap:
 
     batch: int = 64
     world: World = field(default_factory=World)
-    progress: Progress = silent
+    progress: Progress = lambda what, done, total: None
 
     def __post_init__(self) -> None:
         if self.batch < 1:

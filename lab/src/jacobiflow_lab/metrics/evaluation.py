@@ -19,11 +19,10 @@ from jacobiflow.core.processes import World
 from jacobiflow.data.sources import Images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow_lab.metrics.distributed_map import DistributedMap, Progress, silent
-from jacobiflow_lab.metrics.errors import MetricError
+from jacobiflow_lab.metrics.distributed_map import DistributedMap, Progress
 from jacobiflow_lab.metrics.inception import Network
 from jacobiflow_lab.metrics.likelihood import noise_of
-from jacobiflow_lab.metrics.metric import Evidence, Metric
+from jacobiflow_lab.metrics.metric import Evidence, Metric, MetricError
 from jacobiflow_lab.metrics.moments import real_moments
 from jacobiflow_lab.metrics.registry import METRICS, check_request, select
 from jacobiflow_lab.metrics.samples import NO_IMAGES, Draw, Sampling, Scorers, collect, results
@@ -72,7 +71,7 @@ def evaluate(
     network: Network | None = None,
     clip: str | None = None,
     world: World | None = None,
-    progress: Progress = silent,
+    progress: Progress = lambda what, done, total: None,
 ) -> Report:
     """Measure samples of a flow, and the likelihood and reconstruction of real images.
 
@@ -133,7 +132,7 @@ def evaluate_pictures(
     clip: str | None = None,
     device: torch.device | str = "cpu",
     world: World | None = None,
-    progress: Progress = silent,
+    progress: Progress = lambda what, done, total: None,
 ) -> Report:
     """Measure images of any origin: draw(start, count) gives [count, C, H, W] in [-1, 1] or uint8.
 

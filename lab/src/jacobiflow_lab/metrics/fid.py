@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from jacobiflow_lab.metrics.errors import MetricError, optional
-from jacobiflow_lab.metrics.metric import Metric
+from jacobiflow_lab.metrics.metric import Metric, MetricError, optional
 from jacobiflow_lab.metrics.moments import Moments, root
 
 SUBSETS, SUBSET_SIZE = 100, 1000  # of KID, where there are as many images
@@ -118,25 +117,16 @@ def kid(
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # about memory for features: there are at most KEEP
         torch.manual_seed(seed)
+        # Synchronisation would wait for the other processes, which do not compute.
         metric = module.KernelInceptionDistance(
-            _GivenFeatures(a.shape[1]),
-            subsets=subsets,
-            subset_size=size,
-            sync_on_compute=False,  # it would wait for the other processes, which do not compute
+            _GivenFeatures(a.shape[1]), subsets=subsets, subset_size=size, sync_on_compute=False
         )
         metric.set_dtype(torch.float64)
         metric.update(a.double(), real=True)
         metric.update(b.double(), real=False)
         mean, std = metric.compute()
-    return KID(
-        value=float(mean),
-        std=float(std),
-        subsets=subsets,
-        subset_size=size,
-        samples=counts[1],
-        real=counts[0],
-        network=network,
-    )
+    found = {"value": float(mean), "std": float(std)}
+    return KID(**found, subsets=subsets, subset_size=size, samples=counts[1], real=counts[0], network=network)
 
 
 FRECHET = Metric(

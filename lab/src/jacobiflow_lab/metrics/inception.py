@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow_lab.metrics.errors import MetricError
+from jacobiflow_lab.metrics.metric import MetricError
 
 SIDE = 299
 jit: Any = torch.jit  # without types

@@ -12,8 +12,7 @@ from jacobiflow.core.noise import Noise
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import prepare
 from jacobiflow.flows.flow import Flow
-from jacobiflow_lab.metrics.errors import MetricError
-from jacobiflow_lab.metrics.metric import Metric, mean_and_error
+from jacobiflow_lab.metrics.metric import Metric, MetricError, mean_and_error
 from jacobiflow_lab.metrics.samples import Sampling
 
 NOTES: dict[str, str] = {

@@ -1,7 +1,9 @@
-"""What a metric is. One file defines it as a `Metric`; one row of `registry.py` adds it to `evaluate`."""
+"""What a metric is, and what goes wrong. One file defines it as a `Metric`; one row of `registry.py` adds it."""
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
-from jacobiflow_lab.metrics.errors import MetricError
+from jacobiflow.core.results import JacobiflowError
 
 if TYPE_CHECKING:
     from jacobiflow_lab.metrics.moments import Moments
@@ -31,6 +33,23 @@ class Evidence(TypedDict, total=False):
     network: str  # version of the feature network
     clip: str
     reference_plan: str
+
+
+class MetricError(JacobiflowError, ValueError):
+    """A metric that does not go with a model, its data or this installation; one line says what to do."""
+
+
+def optional(module: str, purpose: str) -> Any:
+    """The module, or one line that says which extra has it; its own deprecations stay quiet."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(module)
+    except ImportError as error:
+        missing = getattr(error, "name", None) or module
+        raise MetricError(
+            f"{purpose} needs the package {missing.partition('.')[0]}: pip install jacobiflow-lab[eval]"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

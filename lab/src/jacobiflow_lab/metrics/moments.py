@@ -18,8 +18,8 @@ from jacobiflow.core.cache_folder import own_folder, read_own, write_own
 from jacobiflow.core.processes import World
 from jacobiflow.data.sources import Images
 from jacobiflow_lab.metrics.distributed_map import DistributedMap
-from jacobiflow_lab.metrics.errors import MetricError
 from jacobiflow_lab.metrics.inception import Network, features, load_inception
+from jacobiflow_lab.metrics.metric import MetricError
 
 KEEP = 10_000  # features that are kept as they are; KID draws its subsets from them
 
@@ -82,8 +82,8 @@ class Collector:
         self.summed = expected > KEEP
         self.count = 0
         self.kept: list[tuple[int, Tensor]] = []
-        self.total: Tensor | None = None
-        self.products: Tensor | None = None
+        self.total: Tensor | float = 0.0
+        self.products: Tensor | float = 0.0
 
     def add(self, start: int, features: Tensor) -> None:
         """Features [n, D] of images from number `start` on; every image comes once, in any order."""
@@ -94,9 +94,7 @@ class Collector:
             self.kept.append((start, features[: KEEP - start].float()))
         if self.summed:
             rows = features.double()
-            total, products = rows.sum(0), rows.T @ rows
-            self.total = total if self.total is None else self.total + total
-            self.products = products if self.products is None else self.products + products
+            self.total, self.products = self.total + rows.sum(0), self.products + rows.T @ rows
 
     def moments(self, world: World, group: Any = None) -> Moments:
         """Of the features of all processes; each of them must call this. group: see `World.gather`."""
@@ -106,16 +104,10 @@ class Collector:
         features = torch.cat([rows for _, rows in kept] or [torch.empty(0, 0)])
         if not self.summed:
             return Moments(count=count, features=features)
-        size = features.shape[1]
-        zero = torch.zeros(size, dtype=torch.float64)
-        total = zero if self.total is None else self.total
-        products = torch.outer(zero, zero) if self.products is None else self.products
-        return Moments(
-            count=count,
-            features=features,
-            total=world.mean(total) * world.size,
-            products=world.mean(products) * world.size,
-        )
+        zero = torch.zeros(features.shape[1], dtype=torch.float64)  # of a process without images
+        total, products = zero + self.total, torch.outer(zero, zero) + self.products
+        sums = [world.mean(x) * world.size for x in (total, products)]
+        return Moments(count=count, features=features, total=sums[0], products=sums[1])
 
 
 def real_moments(
@@ -163,24 +155,18 @@ def _path(name: str) -> Path | None:
 
 def load_moments(name: str) -> Moments | None:
     """The moments stored under this name; None if there are none, or if they are damaged."""
-    path = _path(name)
-    if path is None:
+    if (path := _path(name)) is None:
         return None
     try:
         stored = load(read_own(path))
-        moments = Moments(
-            count=int(stored["count"]),
-            features=stored["features"],
-            total=stored.get("total"),
-            products=stored.get("products"),
-        )
+        total, products = stored.get("total"), stored.get("products")
+        moments = Moments(count=int(stored["count"]), features=stored["features"], total=total, products=products)
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
-    rows, sums = moments.features, (moments.total, moments.products)
+    rows = moments.features
     if rows.ndim != 2 or min(KEEP, moments.count) != len(rows) or not bool(rows.isfinite().all()):
         return None
-    shapes = [None if t is None else tuple(t.shape) for t in sums]
-    size = moments.size
+    size, shapes = moments.size, [None if t is None else tuple(t.shape) for t in (total, products)]
     return moments if shapes == ([(size,), (size, size)] if moments.count > KEEP else [None, None]) else None
 
 
@@ -189,11 +175,10 @@ def save_moments(name: str, moments: Moments) -> None:
     stored = {"features": moments.features.contiguous(), "count": torch.tensor(moments.count)}
     if moments.total is not None and moments.products is not None:
         stored |= {"total": moments.total, "products": moments.products}
-    path = _path(name)
+    if (path := _path(name)) is None:
+        return
     try:
-        if path is not None:
-            write_own(path, save(stored))
+        write_own(path, save(stored))
     except OSError as error:
-        assert path is not None
         text = f"features of images cannot be stored in {path.parent}: {error.strerror}"
         warnings.warn(text, stacklevel=2)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jacobiflow_lab.metrics.errors import MetricError
-from jacobiflow_lab.metrics.metric import Evidence, Metric
+from jacobiflow_lab.metrics.metric import Evidence, Metric, MetricError
 
 SPREAD_SAMPLES = 2000  # whose mutual distances are computed
 

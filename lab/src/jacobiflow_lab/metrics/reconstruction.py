@@ -10,8 +10,7 @@ from torch import Tensor
 
 from jacobiflow.core.method import Plan
 from jacobiflow.flows.flow import Flow
-from jacobiflow_lab.metrics.errors import MetricError
-from jacobiflow_lab.metrics.metric import Metric
+from jacobiflow_lab.metrics.metric import Metric, MetricError
 from jacobiflow_lab.metrics.samples import Sampling
 
 
@@ -57,14 +56,8 @@ def reconstruction(values: Tensor) -> Reconstruction:
         raise MetricError(f"reconstruction: none of {len(values)} images has a finite reconstruction")
     mse, mean, _ = kept.mean(0).tolist()
     error = float(kept[:, 0].std() / len(kept) ** 0.5) if len(kept) > 1 else 0.0
-    return Reconstruction(
-        mse=mse,
-        mse_error=error,
-        mean=mean,
-        largest=float(kept[:, 2].max()),
-        images=len(kept),
-        not_finite=len(values) - len(kept),
-    )
+    largest, lost = float(kept[:, 2].max()), len(values) - len(kept)
+    return Reconstruction(mse=mse, mse_error=error, mean=mean, largest=largest, images=len(kept), not_finite=lost)
 
 
 def invertibility(residual: Tensor) -> Invertibility:

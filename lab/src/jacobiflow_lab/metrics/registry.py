@@ -6,10 +6,9 @@ from collections.abc import Sequence, Sized
 
 from jacobiflow_lab.metrics.brisque import BRISQUE
 from jacobiflow_lab.metrics.clip_iqa import CLIP_IQA, ClipScorer
-from jacobiflow_lab.metrics.errors import MetricError
 from jacobiflow_lab.metrics.fid import FRECHET, KERNEL
 from jacobiflow_lab.metrics.likelihood import BITS_PER_DIM
-from jacobiflow_lab.metrics.metric import Metric
+from jacobiflow_lab.metrics.metric import Metric, MetricError
 from jacobiflow_lab.metrics.paired import PAIRED
 from jacobiflow_lab.metrics.reconstruction import INVERTIBILITY, RECONSTRUCTION
 

@@ -20,9 +20,8 @@ from jacobiflow.data.sources import Images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow_lab.metrics.distributed_map import DistributedMap
-from jacobiflow_lab.metrics.errors import MetricError
 from jacobiflow_lab.metrics.inception import Network, as_pixels, features, load_inception
-from jacobiflow_lab.metrics.metric import Evidence, Metric, Score
+from jacobiflow_lab.metrics.metric import Evidence, Metric, MetricError, Score
 from jacobiflow_lab.metrics.moments import KEEP, Collector, Moments, stored_features
 
 Draw = Callable[[int, int], Tensor]  # (start, count): images [count, C, H, W] number start, start + 1, ...

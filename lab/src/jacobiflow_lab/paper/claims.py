@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jacobiflow.core.records import build
 from jacobiflow_lab.paper.paper_items import read_toml
 from jacobiflow_lab.paper.schema import Doc, Docs, fill, find
 
@@ -39,11 +40,6 @@ class Claim:
     section: str = ""  # of the page; default: the item's
     ours: bool = False  # not a claim of the paper: a question it leaves open, or one about our code
     models: tuple[str, ...] = ()  # that it is about; (): all of the item's
-
-    def read(self, data: Any) -> Numbers:
-        """The numbers that were measured."""
-        found = {name: find(data, place) for name, place in self.numbers.items()}
-        return {name: value for name, value in found.items() if value is not None}
 
     def outcomes(self, numbers: Numbers) -> list[Test]:
         """The tests, as far as the numbers are there."""
@@ -107,7 +103,8 @@ def judge(claim: Claim, doc: Doc) -> Doc:
     """One claim on one model."""
     if "missing" in doc:
         return {"missing": doc["missing"]}
-    numbers = claim.read(doc["data"])
+    found = {name: find(doc["data"], place) for name, place in claim.numbers.items()}
+    numbers = {name: value for name, value in found.items() if value is not None}
     tests = claim.outcomes(numbers)
     if not tests or (claim.needs and claim.needs not in numbers):
         return {"missing": doc.get("lacking", f"the run of {claim.item} measured too little to decide")}
@@ -123,13 +120,7 @@ def verdict_word(entry: Doc | None) -> str:
     return {True: "holds", False: "does not hold", None: "cannot be told"}[entry["holds"]]
 
 
-def _claims() -> list[Claim]:
-    found = []
-    for name, fields in read_toml("claims.toml").items():
-        fields["holds_if"] = fields["holds_if"].format(limit=fields.get("limit"))
-        fields |= {key: tuple(fields.get(key, ())) for key in ("printed", "models")}
-        found.append(Claim(name=name, **fields))
-    return found
-
-
-CLAIMS = _claims()
+CLAIMS = [
+    build(Claim, fields | {"name": name, "holds_if": fields["holds_if"].format(limit=fields.get("limit"))}, name)
+    for name, fields in read_toml("claims.toml").items()
+]

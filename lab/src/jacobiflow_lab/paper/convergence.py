@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from jacobiflow_lab.analysis.convergence import convergence
 from jacobiflow_lab.analysis.plots import save_convergence, save_ratios
-from jacobiflow_lab.paper.schema import Item, Picture, Result
+from jacobiflow_lab.paper.schema import Item, Result
 from jacobiflow_lab.paper.session import Task
 
 SHARES = (0.1, 0.01, 0.001)  # of the first error
@@ -18,32 +19,24 @@ def run(task: Task) -> Result:
     n = min(task.scale.analysed, CURVE_SAMPLES)
     z = task.flow.noise(n, task.seed)
     found = convergence(task.flow, z, init=task.scale.inits[0], double=True, **task.condition(n))
-    curves, ratios = task.picture("convergence"), task.picture("ratios")
-    save_convergence(found, curves, title=f"{task.model}: distance from the exact answer")
-    save_ratios(found, ratios, title=f"{task.model}: ratio of successive errors")
     doc = found.to_dict()
-    for block in doc["blocks"]:
-        errors = block["jacobi"]
-        block["reached"] = [sweeps_to(errors, share) for share in SHARES]
-        block["sweeps"] = len(errors) - 1
     blocks = doc["blocks"]
+    for block in blocks:
+        errors = block["jacobi"]
+        block |= {"reached": [sweeps_to(errors, share) for share in SHARES], "sweeps": len(errors) - 1}
     doc |= {
         "most_sweeps": max(block["sweeps"] for block in blocks),
         "error_left": max(b["jacobi"][-1] / b["jacobi"][0] if b["jacobi"][0] else 0.0 for b in blocks),
         "falling": sum(block["ratio_falls"] is True for block in blocks),
         "telling": sum(block["ratio_falls"] is not None for block in blocks),
+        "shares": list(SHARES),
     }
-    return Result(
-        data=doc | {"shares": list(SHARES)},
-        counts={"samples": n},
-        pictures=(
-            Picture(
-                curves.name,
-                f"{task.model}: sweeps, and one position per step as the paper counts it. Lower is better.",
-            ),
-            Picture(ratios.name, f"{task.model}: below 1 a sweep gains; a falling line is superlinear."),
-        ),
-    )
+    curves = partial(save_convergence, found, title=f"{task.model}: distance from the exact answer")
+    ratios = partial(save_ratios, found, title=f"{task.model}: ratio of successive errors")
+    counted = f"{task.model}: sweeps, and one position per step as the paper counts it. Lower is better."
+    falling = f"{task.model}: below 1 a sweep gains; a falling line is superlinear."
+    pictures = (task.picture("convergence", counted, curves), task.picture("ratios", falling, ratios))
+    return Result(data=doc, counts={"samples": n}, pictures=pictures)
 
 
 def sweeps_to(errors: Sequence[float | None], share: float) -> int | None:

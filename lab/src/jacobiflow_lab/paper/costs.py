@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 
 from jacobiflow.flows.tarflow import TarFlow
 from jacobiflow_lab.analysis.memory import memory
@@ -10,7 +11,7 @@ from jacobiflow_lab.analysis.plots import save_lines, save_memory, save_sweeps
 from jacobiflow_lab.analysis.runtime import runtimes
 from jacobiflow_lab.analysis.sweeps import Sweeps, sweeps
 from jacobiflow_lab.paper.assets import random_flow
-from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
+from jacobiflow_lab.paper.schema import Doc, Item, Result
 from jacobiflow_lab.paper.session import Task
 
 AFHQ_BLOCKS = 8  # the paper's
@@ -28,17 +29,13 @@ def run_sweeps(task: Task) -> Result:
         for plan in ("selective", "uniform")
         for init in scale.inits
     }
-    path = task.picture("sweeps")
     both = [one for name, one in found.items() if name.endswith(scale.inits[0] or name)]
-    save_sweeps(both, path, title=f"{task.model}: sweeps of each block")
+    draw = partial(save_sweeps, both, title=f"{task.model}: sweeps of each block")
     caption = f"{task.model}: mean over samples, and the slowest of each batch. Fewer is better."
     return Result(
-        data={
-            "tau": scale.tau,
-            "plans": {name: one.to_dict() | extremes(one) for name, one in found.items()},
-        },
+        data={"tau": scale.tau, "plans": {name: one.to_dict() | extremes(one) for name, one in found.items()}},
         counts={"samples": n, "batch": batch},
-        pictures=(Picture(path.name, caption),),
+        pictures=(task.picture("sweeps", caption, draw),),
     )
 
 
@@ -58,22 +55,11 @@ def extremes(found: Sweeps) -> Doc:
 def run_memory(task: Task) -> Result:
     """Peak memory of decoding a batch of 16, each plan in a process of its own."""
     batch = task.scale.memory_batch
-    labels = task.labels(batch)
-    found = memory(
-        task.flow,
-        n=batch,
-        labels=None if labels is None else labels.tolist(),
-        tol=task.scale.tau,
-        seed=task.seed,
-        device=str(task.device),
-    )
-    path = task.picture("memory")
-    save_memory(found, path, title=f"{task.model}: memory of decoding")
-    return Result(
-        data=found.to_dict(),
-        counts={"batch": batch},
-        pictures=(Picture(path.name, f"{task.model}: beyond weights and code. Less is better."),),
-    )
+    labels = None if (own := task.labels(batch)) is None else own.tolist()
+    found = memory(task.flow, n=batch, labels=labels, tol=task.scale.tau, seed=task.seed, device=str(task.device))
+    draw = partial(save_memory, found, title=f"{task.model}: memory of decoding")
+    picture = task.picture("memory", f"{task.model}: beyond weights and code. Less is better.", draw)
+    return Result(data=found.to_dict(), counts={"batch": batch}, pictures=(picture,))
 
 
 def run_lengths(task: Task) -> Result:
@@ -86,26 +72,19 @@ def run_lengths(task: Task) -> Result:
         peaks = found.to_dict()["peaks"]
         ratio = peaks[2]["mib"] / peaks[0]["mib"] if peaks[0]["mib"] else None
         rows.append({"L": flow.sequence_shape[0], "peaks": peaks, "ratio": ratio})
-    path = task.picture("memory-length")
-    lines = {name_of(peak): [row["peaks"][i]["mib"] for row in rows] for i, peak in enumerate(rows[0]["peaks"])}
-    save_lines(
-        path,
-        [row["L"] for row in rows],
-        lines,
-        title="memory of decoding against the length",
-        labels=("positions L", "MiB"),
-        log=True,
+    lengths = [row["L"] for row in rows]
+    lines = {
+        f"{peak['plan']}, cache: {peak['cache']}": [row["peaks"][i]["mib"] for row in rows]
+        for i, peak in enumerate(rows[0]["peaks"])
+    }
+    title, labels = "memory of decoding against the length", ("positions L", "MiB")
+    picture = task.picture(
+        "memory-length",
+        "Random weights, two blocks. Less is better.",
+        lambda path: save_lines(path, lengths, lines, title=title, labels=labels, log=True),
+        section="memory",
     )
-    return Result(
-        data={"rows": rows},
-        counts={"batch": task.scale.memory_batch},
-        pictures=(Picture(path.name, "Random weights, two blocks. Less is better.", section="memory"),),
-    )
-
-
-def name_of(peak: dict[str, object]) -> str:
-    """A trial in words."""
-    return f"{peak['plan']}, cache: {peak['cache']}"
+    return Result(data={"rows": rows}, counts={"batch": task.scale.memory_batch}, pictures=(picture,))
 
 
 def run_largest(task: Task) -> Result:
@@ -121,8 +100,7 @@ def run_largest(task: Task) -> Result:
         repeats = max(1, task.scale.repeats // 3)
         exact, swept = runtimes(flow, 1, plans, backend=backend, repeats=repeats, denoise=False)
         sweep = swept["seconds"] / swept["layers"][0]["sweeps"]
-        one = exact["seconds"]
-        later = sum(AFHQ_SWEEPS)
+        one, later = exact["seconds"], sum(AFHQ_SWEEPS)
         rows.append(
             {
                 "backend": exact["backend"],
@@ -140,14 +118,8 @@ def run_largest(task: Task) -> Result:
 SWEEPS = Item(name="sweeps", run=run_sweeps, minutes=lambda scale, model: 0.3)
 MEMORY = Item(name="memory", run=run_memory, minutes=lambda scale, model: 0.5)
 LENGTHS = Item(
-    name="memory-length",
-    run=run_lengths,
-    models=lambda scale: ("random-cifar",),
-    minutes=lambda scale, model: 3.0,
+    name="memory-length", run=run_lengths, models=lambda scale: ("random-cifar",), minutes=lambda scale, model: 3.0
 )
 LARGEST = Item(
-    name="largest",
-    run=run_largest,
-    models=lambda scale: ("random-afhq",),
-    minutes=lambda scale, model: 4.0,
+    name="largest", run=run_largest, models=lambda scale: ("random-afhq",), minutes=lambda scale, model: 4.0
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,6 @@ from jacobiflow.training.recipe import Recipe
 from jacobiflow_lab.analysis.plots import save_grids
 from jacobiflow_lab.analysis.runtime import Clock
 from jacobiflow_lab.baselines import TrainedBaseline, load_baseline
-from jacobiflow_lab.baselines.baseline_floor import counts, shuffle_pixels
 from jacobiflow_lab.baselines.learner import BaselineError
 from jacobiflow_lab.baselines.training import ABOUT, Kind
 from jacobiflow_lab.metrics import Draw, Moments, as_pixels, fid_of, kid, load_inception
@@ -24,13 +25,14 @@ from jacobiflow_lab.metrics.samples import Sampling, Scorers, collect
 from jacobiflow_lab.paper.models import MODELS
 from jacobiflow_lab.paper.quality import fid_thirds, real
 from jacobiflow_lab.paper.sampling import SAMPLES_AT_ONCE, to_pixels
-from jacobiflow_lab.paper.schema import Doc, Item, Missing, PartiallyMissing, Picture, Result
+from jacobiflow_lab.paper.schema import Doc, Item, Missing, PartiallyMissing, Result
 from jacobiflow_lab.paper.session import Task
 
 BASELINES: dict[Kind, str] = {"fastgan": "FastGAN", "ddim": "DDIM, 20 steps"}
 SHUFFLED = "real images, pixels shuffled"
 FLOW = "flow, selective"
 SHOWN = 24  # samples of each in the picture
+MOST_OF_FLOOR = 0.7  # a baseline counts if its FID and KID are below this share of the floor's
 
 
 def source(task: Task, kind: Kind) -> str | Path:
@@ -100,12 +102,12 @@ def run(task: Task) -> Result:
         for row in measured:
             row["counts"] = counts(row, floor)
         rows.append(floor)
-    path = task.picture("generators")
-    save_grids(path, shown, columns=8, across=len(shown))
+    caption = f"{task.model}: samples of each."
+    grids = partial(save_grids, panels=shown, columns=8, across=len(shown))
     return Result(
         data={"rows": rows, "tau": scale.tau},
         counts={"samples": n, "real_images": known.count, "batch": batch, "timed_batches": scale.repeats},
-        pictures=(Picture(path.name, f"{task.model}: samples of each.", task.restricted),),
+        pictures=(task.picture("generators", caption, grids, restricted=task.restricted),),
     )
 
 
@@ -143,6 +145,19 @@ def shuffled(task: Task, n: int) -> Draw:
     generator = torch.Generator().manual_seed(task.seed)
     pixels = shuffle_pixels(test[torch.randint(len(test), (n,), generator=generator)], task.seed)
     return lambda start, count: pixels[start : start + count].to(task.device)
+
+
+def shuffle_pixels(pixels: Tensor, seed: int = 0) -> Tensor:
+    """Images [N, C, H, W], each with its pixels in a random order: the same colours, no picture."""
+    flat = pixels.flatten(2)
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.rand(len(flat), 1, flat.shape[2], generator=draw).argsort(2).to(pixels.device)
+    return flat.gather(2, order.expand_as(flat)).reshape(pixels.shape)
+
+
+def counts(scores: Mapping[str, Any], floor: Mapping[str, Any]) -> bool:
+    """Whether samples clearly beat shuffled images, by both "fid" and "kid"."""
+    return all(scores[key] < MOST_OF_FLOOR * floor[key] for key in ("fid", "kid"))
 
 
 def scores(task: Task, known: Moments, sample: Draw, n: int) -> Doc:

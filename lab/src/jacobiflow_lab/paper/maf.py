@@ -17,7 +17,7 @@ from jacobiflow_lab.lattice import evaluation as ising
 from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
 from jacobiflow_lab.paper.assets import data_shape
 from jacobiflow_lab.paper.sampling import TAU
-from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
+from jacobiflow_lab.paper.schema import Doc, Item, Result
 from jacobiflow_lab.paper.session import Task
 
 IMAGES = 100  # the paper's
@@ -78,17 +78,14 @@ def run_mnist(task: Task) -> Result:
         for name, (seconds, x) in found.items()
     ]
     sweeps = [b.sweeps.double().mean().item() for b in flow.decode(z, "selective").stats.blocks]
-    path = task.picture("samples")
     # Training saw bit + u - 1 with u uniform in [0, 1): the bit is 1 where that is positive.
     bits = {name: (x > 0).byte().reshape(-1, *data_shape(flow))[:60] * 255 for name, (_, x) in found.items()}
     faster = next(r["speedup"] for r in rows if r["method"] == PAPER)
-    save_grids(path, {FULL: bits[FULL], f"{PAPER}, {faster:.0f}x": bits[PAPER]}, columns=20, across=1)
+    shown = {FULL: bits[FULL], f"{PAPER}, {faster:.0f}x": bits[PAPER]}
     caption = "Binary MNIST: the same noise by both. MAFs of this kind draw poorly."
-    return Result(
-        data={"rows": rows, "sweeps": sweeps, "tol": flow.default_tol, "tau": TAU},
-        counts={"images": IMAGES, "runs": 1},
-        pictures=(Picture(path.name, caption),),
-    )
+    picture = task.picture("samples", caption, lambda path: save_grids(path, shown, columns=20, across=1))
+    data = {"rows": rows, "sweeps": sweeps, "tol": flow.default_tol, "tau": TAU}
+    return Result(data=data, counts={"images": IMAGES, "runs": 1}, pictures=(picture,))
 
 
 def run_ising(task: Task) -> Result:
@@ -119,10 +116,7 @@ def run_ising(task: Task) -> Result:
         "known": rows[2]["observed"],
         "flow": describe(flow),
     }
-    return Result(
-        data={"rows": rows} | about,
-        counts={"samples": n, "compared": len(check)},
-    )
+    return Result(data={"rows": rows} | about, counts={"samples": n, "compared": len(check)})
 
 
 def describe(flow: Flow) -> Doc:
@@ -137,15 +131,7 @@ def describe(flow: Flow) -> Doc:
     }
 
 
-MNIST = Item(
-    name="maf-mnist",
-    models=lambda scale: ("mnist-maf",),
-    run=run_mnist,
-    minutes=lambda scale, model: 0.7,
-)
+MNIST = Item(name="maf-mnist", models=lambda scale: ("mnist-maf",), run=run_mnist, minutes=lambda scale, model: 0.7)
 ISING = Item(
-    name="maf-ising",
-    models=lambda scale: ("ising-16", "ising-maf"),
-    run=run_ising,
-    minutes=lambda scale, model: 3.0,
+    name="maf-ising", models=lambda scale: ("ising-16", "ising-maf"), run=run_ising, minutes=lambda scale, model: 3.0
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
+
+from jacobiflow.core.records import build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,8 +15,8 @@ class PrintedTable:
     """A table with numbers that the paper prints."""
 
     title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    head: list[str]
+    rows: list[list[str]]
     note: str = ""
 
 
@@ -34,7 +35,5 @@ def read_toml(name: str) -> dict[str, Any]:
     return tomllib.loads((files("jacobiflow_lab.paper") / name).read_text(encoding="utf-8"))
 
 
-PAPER_ITEMS = {  # by the name of the section
-    name: PaperItem(**fields | {"tables": tuple(PrintedTable(**table) for table in fields.get("tables", ()))})
-    for name, fields in read_toml("paper_items.toml").items()
-}
+# By the name of the section.
+PAPER_ITEMS = {name: build(PaperItem, fields, name) for name, fields in read_toml("paper_items.toml").items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,18 +24,16 @@ PACKAGES = (
 @cache
 def commit() -> str:
     """The commit of the checkout, with "+" if its sources were changed; without a checkout, the release."""
-    folder = Path(__file__).parent
+
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parents[1]), *args]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
     try:
-        head = _git(folder, "rev-parse", "--short=12", "HEAD")
-        changed = _git(folder.parent, "status", "--porcelain", "--untracked-files=no", ".")
+        changed = git("status", "--porcelain", "--untracked-files=no", ".")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return f"release {jacobiflow.__version__}"
-    return head + ("+" if changed else "")
-
-
-def _git(folder: Path, *args: str) -> str:
-    command = ["git", "-C", str(folder), *args]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @cache
@@ -42,10 +41,8 @@ def versions() -> dict[str, str]:
     """Of Python, of this package and of the packages that measure."""
     found = {"python": platform.python_version(), "jacobiflow": jacobiflow.__version__}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

@@ -1,9 +1,10 @@
-"""The quality of samples by plan, by the same metrics as `jacobiflow evaluate`."""
+"""The quality of samples by plan, by the metrics of `jacobiflow evaluate`: Table 1 and Figure 5, beside `timing`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from jacobiflow.core.method import Plan
 from jacobiflow.flows.guidance import Guidance
+from jacobiflow_lab.analysis.plots import save_against_tau
 from jacobiflow_lab.metrics import METRICS, Moments, fid_of, load_inception, paired_changes, real_moments
 from jacobiflow_lab.metrics.brisque import MIN_SIDE
 from jacobiflow_lab.metrics.distributed_map import DistributedMap
@@ -18,12 +20,15 @@ from jacobiflow_lab.metrics.evaluation import choose
 from jacobiflow_lab.metrics.metric import Evidence
 from jacobiflow_lab.metrics.samples import SampleFeatures, Sampling, Scorers, collect, results
 from jacobiflow_lab.paper.assets import data_shape
-from jacobiflow_lab.paper.sampling import SAMPLES_AT_ONCE
-from jacobiflow_lab.paper.schema import Doc
+from jacobiflow_lab.paper.sampling import METHODS, PAPER_METHODS, SAMPLES_AT_ONCE, TAU, all_plans
+from jacobiflow_lab.paper.schema import Doc, Item, Result
 from jacobiflow_lab.paper.session import Task
+from jacobiflow_lab.paper.tables import FID_BIAS
 
 EXACT = "sequential"
 THIRDS = 3  # disjoint parts of the samples that stand for the paper's three runs
+LOOSE = 2.0  # the tau at which the paper's quality is clearly worse
+SHOWN = {"fid": "FID", "kid": "KID", "paired_relative": "paired distance"}
 
 
 def look(task: Task, plan: Plan, n: int, *, scored: int = 0, guidance: float = 0.0) -> SampleFeatures:
@@ -157,3 +162,75 @@ def mean_change(before: Tensor, after: Tensor) -> Doc | None:
         return None
     value, error = float(apart.mean()), float(apart.std() / len(apart) ** 0.5)
     return {"value": value, "low": value - 2 * error, "high": value + 2 * error, "half": 2 * error}
+
+
+def run_comparison(task: Task) -> Result:
+    """Quality of as many samples as the scale says, and one row with annealed guidance."""
+    scale, n, few = task.scale, task.samples(), task.few_samples()
+    scored = min(n, task.session.samples or scale.scored or n)
+    plans = all_plans(task, scale.batches[-1], METHODS)
+    counts = {method: n if method in PAPER_METHODS else few for method in plans}
+    changes = [(EXACT, method) for method in PAPER_METHODS[1:]]
+    quality = judge(task, plans, counts, full=task.judged, scored=scored, changes=changes)
+    if task.flow.num_classes and scale.guided:
+        quality[f"selective, annealed guidance {scale.guided:g}"] = guided(task, n)
+    counted = {"quality_samples": n, "quality_samples_beyond_the_paper": few, "scored_samples": scored}
+    return Result(
+        data={
+            "tau": scale.tau,
+            "quality": quality,
+            "plans": {name: [vars(method) for method in plan] for name, plan in plans.items()},
+        },
+        counts=counted | {"real_images": quality[EXACT]["real"], "resamples": scale.resamples},
+    )
+
+
+def guided(task: Task, n: int) -> Doc:
+    """Selective decoding with annealed guidance, beside the unguided samples of the same noise."""
+    plan = task.plan("selective")
+    samples = look(task, plan, n, guidance=task.scale.guided)
+    return measure(task, samples, look(task, plan, n), real(task, n), full=task.judged)
+
+
+def run_tolerance(task: Task) -> Result:
+    """Selective decoding at every tau: quality, drawn with the times of the item `timing`."""
+    scale, n = task.scale, task.few_samples()
+    names = [f"tau {tau:g}" for tau in scale.taus]
+    plans = all_plans(task, scale.batches[-1], (EXACT, *names))
+    claimed = [(f"tau {TAU:g}", f"tau {LOOSE:g}")] if {TAU, LOOSE} <= set(scale.taus) else []
+    quality = judge(task, plans, dict.fromkeys(plans, n), full=task.judged, changes=claimed)
+    rows: list[Doc] = [{"method": name.removeprefix("tau "), "quality": quality[name]} for name in plans]
+    shown = {
+        label: [row["quality"][key] for row in rows] for key, label in SHOWN.items() if quality[EXACT][key] is not None
+    }
+    title = f"{task.model}: quality and time against tau"
+    draw = partial(save_against_tau, taus=scale.taus, panels=shown, seconds=seconds(task), title=title, mark=TAU)
+    caption = f"{task.model}: selective decoding from zeros. {FID_BIAS} The paired distance says how much changes."
+    return Result(
+        data={"taus": list(scale.taus), "rows": rows},
+        counts={"quality_samples": n, "resamples": scale.resamples},
+        pictures=(task.picture("tolerance", caption, draw),),
+    )
+
+
+def seconds(task: Task) -> list[float]:
+    """Of sequential decoding and of every tau, in torch; empty if they were not timed."""
+    timed = task.session.rows.get("timing", {}).get(task.model, {}).get("data")
+    if timed is None:
+        return []
+    largest = max(row["batch"] for row in timed["compare"])
+    exact = next(r for r in timed["compare"] if r["plan"] == EXACT and r["batch"] == largest)
+    return [exact["seconds"], *(row["seconds"] for row in timed["taus"])]
+
+
+COMPARISON = Item(
+    name="comparison",
+    run=run_comparison,
+    minutes=lambda scale, model: scale.scoring_minutes(model, 5, 4) + 0.2 * scale.resamples * (model in scale.judged),
+)
+TOLERANCE = Item(
+    name="tolerance",
+    run=run_tolerance,
+    uses=("timing",),
+    minutes=lambda scale, model: scale.scoring_minutes(model, 0, len(scale.taus) + 1),
+)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from jacobiflow.core.pictures import as_images
 from jacobiflow_lab.analysis.plots import save_masked, save_redundancy
 from jacobiflow_lab.analysis.redundancy import Masked, Redundancy, redundancy
 from jacobiflow_lab.metrics import as_pixels, features, load_inception, paired_distance
 from jacobiflow_lab.paper.sampling import denoise
-from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
+from jacobiflow_lab.paper.schema import Doc, Item, Result
 from jacobiflow_lab.paper.session import Task
 
 SHOWN = 10  # samples in a picture
@@ -20,21 +21,20 @@ def run(task: Task) -> Result:
     n = task.scale.analysed
     z = task.flow.noise(n, task.seed)
     found = redundancy(task.flow, z, offsets=task.scale.offsets, **task.condition(n))
-    path = task.picture("redundancy")
-    save_redundancy(found, path, title=f"{task.model}: masked against standard inference")
+    draw = partial(save_redundancy, found, title=f"{task.model}: masked against standard inference")
     caption = (
         f"{task.model}: each block by itself, with exact input; a high similarity and a low distance mean "
         "redundancy. Above, the keys of the o nearest predecessors are dropped from the attention; below, no "
         "information from them gets through."
     )
-    pictures, rows = [Picture(path.name, caption)], list[Doc]()
+    pictures, rows = [task.picture("redundancy", caption, draw)], list[Doc]()
     if as_images(found.exact) is not None:
         cleaned = clean(task, found)
         for variant in dict.fromkeys(m.variant for m in found.masked):
-            path = task.picture(f"masked-{variant}")
             title = f"{task.model}: the o nearest predecessors masked ({variant})"
-            save_masked(cleaned, path, variant=variant, title=title, shown=SHOWN)
-            pictures.append(Picture(path.name, title + ".", task.restricted, section="masked"))
+            masked = partial(save_masked, cleaned, variant=variant, title=title, shown=SHOWN)
+            options = {"restricted": task.restricted, "section": "masked"}
+            pictures.append(task.picture(f"masked-{variant}", title + ".", masked, **options))
         rows = distances(task, cleaned) if task.session.features else []
     data = found.to_dict() | {"rows": rows, "deviation": first_beside_others(found.masked)}
     return Result(data=data, counts={"samples": n, "shown": min(SHOWN, n)}, pictures=tuple(pictures))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from jacobiflow_lab.paper import (
-    comparison,
     configuration,
     convergence,
     costs,
     generators,
     maf,
-    reconstruction,
+    quality,
     redundancy,
-    samples,
+    sampling,
     timing,
-    tolerance,
     undertrained,
 )
 from jacobiflow_lab.paper.schema import Item
@@ -22,22 +20,9 @@ from jacobiflow_lab.paper.tables import sections
 ITEMS: dict[str, Item] = {
     item.name: item
     for item in (
-        configuration.ITEM,
-        timing.ITEM,
-        samples.ITEM,
-        redundancy.ITEM,
-        convergence.ITEM,
-        costs.SWEEPS,
-        costs.MEMORY,
-        costs.LENGTHS,
-        costs.LARGEST,
-        maf.MNIST,
-        maf.ISING,
-        reconstruction.ITEM,
-        undertrained.ITEM,
-        comparison.ITEM,
-        tolerance.ITEM,
-        generators.ITEM,
+        *(configuration.ITEM, timing.ITEM, sampling.SAMPLES, redundancy.ITEM, convergence.ITEM),
+        *(costs.SWEEPS, costs.MEMORY, costs.LENGTHS, costs.LARGEST, maf.MNIST, maf.ISING),
+        *(sampling.RECONSTRUCTION, undertrained.ITEM, quality.COMPARISON, quality.TOLERANCE, generators.ITEM),
     )
 }
 

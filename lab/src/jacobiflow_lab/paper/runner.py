@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 
-from jacobiflow.core.files import read_text, write_atomically
+from jacobiflow.core.files import read_text, write_text
 from jacobiflow.core.records import RecordError, as_json, parse_json
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow_lab.paper.check_report import pictures_of
@@ -96,14 +96,9 @@ class Estimate:
             self.spent += spent
 
     def __str__(self) -> str:
-        pace = self.spent / self.expected if self.expected else 1.0
+        left = self.left * (self.spent / self.expected if self.expected else 1.0)
         done = 1 - self.left / self.total if self.total else 1.0
-        left = self.left * pace
-        return (
-            f"{done:.0%} done, about {left:.0f} min left"
-            if left < 120
-            else f"{done:.0%} done, about {left / 60:.1f} h left"
-        )
+        return f"{done:.0%} done, about " + (f"{left:.0f} min left" if left < 120 else f"{left / 60:.1f} h left")
 
 
 class _Row:
@@ -125,7 +120,7 @@ class _Row:
         source, doc = self.first_source(self.check_needs())
         if doc != self.earlier:
             text = json.dumps(doc, indent=1, allow_nan=False) + "\n"
-            write_atomically(self.path, lambda name: Path(name).write_text(text, encoding="utf-8"))
+            write_text(self.path, text)
             doc = dict(json.loads(text))
         return source, doc
 
@@ -186,12 +181,13 @@ class _Row:
         """A new row."""
         began = time.perf_counter()
         result = self.item.run(self.task)
+        pictures = [picture.to_dict(self.path.parent) for picture in result.pictures]
         doc = self.head() | {
             "counts": result.counts,
             "seeds": {"noise": self.session.seed} if self.item.noise else {},
             "minutes": (time.perf_counter() - began) / 60,
             "data": as_json(result.data),
-            "pictures": [picture.to_dict(self.path.parent) for picture in result.pictures],
+            "pictures": pictures,
         }
         return doc | ({"lacking": self.reason} if self.reason else {})
 
@@ -201,14 +197,8 @@ class _Row:
 
     def head(self) -> Doc:
         """What every JSON file starts with."""
-        head = {
-            "format": FORMAT,
-            "version": VERSION,
-            "item": self.item.name,
-            "shows": shows(self.item.name),
-            "model": self.task.model,
-            "scale": self.task.scale.name,
-        }
+        about = {"item": self.item.name, "shows": shows(self.item.name), "model": self.task.model}
+        head = {"format": FORMAT, "version": VERSION} | about | {"scale": self.task.scale.name}
         settings = {"settings": self.settings} if self.settings else {}
         return head | provenance(self.command, self.session.device) | settings
 
@@ -249,13 +239,11 @@ def load_rows(
 
     measured: None for a public copy, whose pictures are in its page.
     """
-
-    def rows(item: Item) -> Iterator[tuple[str, Doc]]:
-        ran = (measured or {}).get(item.name, {})
-        for model in item.models(scale):
-            path = out / item.name / f"{model}.json"
-            doc = ran.get(model) or load(path, need_pictures=measured is not None)
-            if doc is not None:
-                yield model, doc
-
-    return {item.name: dict(rows(item)) for item in items}
+    found: dict[str, dict[str, Doc]] = {}
+    for item in items:
+        ran, folder = (measured or {}).get(item.name, {}), out / item.name
+        rows = {
+            m: ran.get(m) or load(folder / f"{m}.json", need_pictures=measured is not None) for m in item.models(scale)
+        }
+        found[item.name] = {model: doc for model, doc in rows.items() if doc is not None}
+    return found

@@ -1,14 +1,20 @@
-"""The decoders that are compared, and samples by them as pictures."""
+"""The decoders that are compared; their samples (Figures 3, A7, A8) and reconstructions (Figures A4 to A6)."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.pictures import as_images
+from jacobiflow_lab.analysis.plots import save_grids, save_rows
 from jacobiflow_lab.metrics import as_pixels
+from jacobiflow_lab.metrics.reconstruction import errors, reconstruct, reconstruction
 from jacobiflow_lab.metrics.samples import Sampling
+from jacobiflow_lab.paper.schema import Item, Result
 from jacobiflow_lab.paper.session import Task
 
 TAU = 0.5  # the paper's tolerance
@@ -20,6 +26,8 @@ BEYOND = (CALIBRATED, WINDOWS, AUTO)  # not in the paper
 METHODS = (*PAPER_METHODS, PREVIOUS, *BEYOND)  # whose samples are scored and shown
 WINDOW = Method(width=16, tol=1e-3)  # slides along the first block of WINDOWS
 SAMPLES_AT_ONCE = 64  # decoded and denoised per batch, where nothing is timed
+OTHER_SAMPLES = 24  # of each method that is not in the first picture
+SHOWN_AGAIN = 12  # images in the picture of reconstructions
 
 
 def plan_for(task: Task, method: str, batch: int) -> Plan | None:
@@ -73,3 +81,51 @@ def denoise(task: Task, x: Tensor, labels: Tensor | None) -> Tensor:
 def to_pixels(x: Tensor) -> Tensor:
     """Images as uint8, black where they are not finite."""
     return as_pixels(x.nan_to_num(-1.0)).cpu()
+
+
+def run_samples(task: Task) -> Result:
+    """The same noise by every method, denoised as the paper's samples are."""
+    n, batch = task.scale.shown, task.scale.batches[-1]
+    images = {method: draw(task, plan, n) for method, plan in all_plans(task, batch, METHODS).items()}
+    pixels = {method: to_pixels(x) for method, x in images.items()}
+    pair = {method: pixels.pop(method) for method in ("sequential", "selective")}
+    rest = {method: x[:OTHER_SAMPLES] for method, x in pixels.items()}
+    both, others = (partial(save_grids, panels=shown, columns=8, across=2) for shown in (pair, rest))
+    exact = images.pop("sequential")
+    apart = {method: reconstruction(errors(exact, x)) for method, x in images.items()}
+    rows = [{"method": m} | vars(found) | {"grey_levels": found.mean * 127.5} for m, found in apart.items()]
+    same, options = f"{task.model}: the same noise by", {"restricted": task.restricted}
+    pictures = (
+        task.picture("samples", f"{same} both decoders.", partial(both, title=task.model), **options),
+        task.picture("samples-more", f"{same} the other methods.", others, **options),
+    )
+    return Result(data={"tau": task.scale.tau, "rows": rows}, counts={"samples": n}, pictures=pictures)
+
+
+def run_reconstruction(task: Task) -> Result:
+    """Test images to noise and back by every method."""
+    flow, test = task.flow, task.images[1]
+    n = min(len(test), task.session.samples or task.scale.reconstructed)
+    index = torch.linspace(0, len(test) - 1, n).long()
+    rows, shown = {}, {}
+    for method, plan in all_plans(task, task.scale.batches[-1]).items():
+        off, pictures = [], []
+        for some in torch.split(index, SAMPLES_AT_ONCE):
+            x = (test.pixels[some].to(task.device).float() / 127.5 - 1).reshape(-1, *flow.data_shape)
+            condition = {} if test.labels is None else {"labels": test.labels[some].to(task.device)}
+            again = reconstruct(flow, x, plan, **condition)
+            off.append(errors(x, again))
+            pictures.append(again)
+        rows[method] = asdict(reconstruction(torch.cat(off)))
+        shown[method] = torch.cat(pictures)[:SHOWN_AGAIN]
+    original = test.pixels[index[:SHOWN_AGAIN]].float() / 127.5 - 1
+    pairs = [("original", original), ("selective", shown["selective"].reshape(original.shape).cpu())]
+    title = f"{task.model}: test images, and decoded from their noise at tau {TAU:g}"
+    strips = partial(save_rows, pairs, title=title, shown=SHOWN_AGAIN)
+    caption = f"{task.model}: originals above, reconstructions below."
+    picture = task.picture("reconstruction", caption, strips, restricted=task.restricted)
+    return Result(data={"tau": TAU, "rows": rows}, counts={"images": n}, pictures=(picture,))
+
+
+SAMPLES = Item(name="samples", run=run_samples, minutes=lambda scale, model: 0.6)
+RECONSTRUCTION = Item(name="reconstruction", run=run_reconstruction, noise=False, minutes=lambda scale, model: 0.6)

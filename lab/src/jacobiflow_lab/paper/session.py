@@ -17,6 +17,7 @@ from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.weights import digest
 from jacobiflow_lab.paper.assets import load_data, load_flow, training_run
 from jacobiflow_lab.paper.models import MODELS, Model, Scale
+from jacobiflow_lab.paper.schema import Picture
 
 T = TypeVar("T")
 
@@ -105,14 +106,11 @@ class Task:
         tau = self.flow.default_tol if self.scale.tau is None else self.scale.tau
         return self.flow.plan(name, tol=tau, init=init or self.scale.inits[0])
 
-    def labels_for(self, classes: int, n: int, start: int = 0) -> Tensor | None:
-        """The labels of n samples of a flow with so many classes; None for an unconditional one."""
-        cycle = torch.tensor(range(classes) if self.session.labels is None else self.session.labels)
-        return cycle[torch.arange(start, start + n) % len(cycle)].to(self.device) if len(cycle) else None
-
-    def labels(self, n: int, start: int = 0) -> Tensor | None:
-        """The labels of n samples; None for an unconditional model."""
-        return self.labels_for(self.flow.num_classes, n, start)
+    def labels(self, n: int, classes: int | None = None) -> Tensor | None:
+        """The labels of n samples of the model, or of a flow with so many classes; None for an unconditional one."""
+        known = range(self.flow.num_classes if classes is None else classes)
+        cycle = torch.tensor(known if self.session.labels is None else self.session.labels)
+        return cycle[torch.arange(n) % len(cycle)].to(self.device) if len(cycle) else None
 
     def condition(self, n: int) -> dict[str, Any]:
         """The labels of n samples as keyword arguments of `Flow.decode`."""
@@ -128,9 +126,11 @@ class Task:
         """Samples scored where a method is one of many: --samples, else the scale's."""
         return self.session.samples or min(self.scale.few or self.samples(), self.samples())
 
-    def picture(self, name: str) -> Path:
-        """The path of a picture of this item and model."""
-        return self.folder / f"{self._prefix}{name}.png"
+    def picture(self, name: str, caption: str, draw: Callable[[Path], object], **options: Any) -> Picture:
+        """A picture of this item and model, drawn into its file. options: those of `Picture`."""
+        path = self.folder / f"{self._prefix}{name}.png"
+        draw(path)
+        return Picture(path.name, caption, **options)
 
     def weights(self) -> str:
         """The digest of the model's weights."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any, Literal
 
+from jacobiflow.core.records import build
 from jacobiflow_lab.paper.paper_items import PAPER_ITEMS, PrintedTable, read_toml
 from jacobiflow_lab.paper.schema import Docs, find, write
 
@@ -40,14 +41,9 @@ class Table:
     section: str = ""  # of the page; default: the item's own
     detail: bool = False  # folded away on the page
     rows: str = ""  # the place of the rows; "": the data itself is the only row
-    columns: Sequence[Column]
-    footers: Sequence[str] = ()  # rows below those of a model: templates between "|", one per column
+    columns: tuple[Column, ...]
+    footers: tuple[str, ...] = ()  # rows below those of a model: templates between "|", one per column
     note: str = ""
-
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> Table:
-        """From an entry of the file."""
-        return cls(**fields | {"columns": tuple(Column(**column) for column in fields["columns"])})
 
 
 @dataclass(frozen=True)
@@ -179,7 +175,9 @@ def _cell(template: str, empty: str, model: str, data: Mapping[str, Any], base: 
     return [part for part in cell if part != ""]
 
 
-TABLES = {item: tuple(map(Table.of, entries)) for item, entries in read_toml("tables.toml").items()}
+TABLES = {
+    item: tuple(build(Table, fields, item) for fields in entries) for item, entries in read_toml("tables.toml").items()
+}
 
 
 def sections(item: str) -> tuple[str, ...]:

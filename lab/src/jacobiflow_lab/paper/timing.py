@@ -5,16 +5,17 @@ Methods are compared within a backend: first all in torch, as the paper did, the
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from jacobiflow_lab.analysis.plots import save_bars, save_runtime
 from jacobiflow_lab.analysis.runtime import PLAIN, runtimes
 from jacobiflow_lab.paper.sampling import BEYOND, GUESSES, PAPER_METHODS, all_plans
-from jacobiflow_lab.paper.schema import Doc, Item, Picture, Result
+from jacobiflow_lab.paper.schema import Doc, Item, Result
 from jacobiflow_lab.paper.session import Task
 
-SIZES = ("smallest", "largest")  # batches
 
-
-def measure(task: Task, seed: int | None = None) -> list[list[Doc]]:
+def measure(task: Task) -> list[list[Doc]]:
     """Every method in every backend at every batch size; one list per backend and batch size."""
     scale, found = task.scale, []
     for backend in scale.backends:
@@ -25,19 +26,10 @@ def measure(task: Task, seed: int | None = None) -> list[list[Doc]]:
             if not scale.methods and backend == "torch" and batch == scale.batches[-1]:
                 methods += tuple(f"tau {tau:g}" for tau in scale.taus)
             task.session.note(f"{task.model}: timing batches of {batch}, {backend or 'fastest backend'}")
-            found.append(
-                runtimes(
-                    task.flow,
-                    batch,
-                    all_plans(task, batch, methods),
-                    runs=scale.runs,
-                    repeats=scale.repeats,
-                    seed=task.seed if seed is None else seed,
-                    backend=backend,
-                    plain=backend == "torch",
-                    **task.condition(batch),
-                )
-            )
+            plans = all_plans(task, batch, methods)
+            options: dict[str, Any] = {"runs": scale.runs, "repeats": scale.repeats, "seed": task.seed}
+            options |= {"backend": backend, "plain": backend == "torch"} | task.condition(batch)
+            found.append(runtimes(task.flow, batch, plans, **options))
     return found
 
 
@@ -49,31 +41,23 @@ def run(task: Task) -> Result:
     largest = [group for group in groups if group[0]["batch"] == last]
     pictures = []
     for group in largest:
-        name = group[-1]["backend"]
-        path = task.picture("runtime" if group is largest[0] else f"runtime-{name}")
+        backend = group[-1]["backend"]
         shown = [one for one in group if one["plan"] in PAPER_METHODS]
-        save_runtime(shown, path, title=f"{task.model}: where the seconds go ({name})")
-        caption = f"{task.model}: seconds of a batch of {last}, {name}. Shorter is better."
-        pictures.append(Picture(path.name, caption, section="runtime"))
+        draw = partial(save_runtime, shown, title=f"{task.model}: where the seconds go ({backend})")
+        caption = f"{task.model}: seconds of a batch of {last}, {backend}. Shorter is better."
+        name = "runtime" if group is largest[0] else f"runtime-{backend}"
+        pictures.append(task.picture(name, caption, draw, section="runtime"))
     guesses = [row for row in rows if row["plan"] in GUESSES and row["batch"] == last]
     if not scale.methods:
-        path = task.picture("initialisation")
-        swept = range(2, len(task.flow.blocks) + 1)
+        swept = [f"block {k}" for k in range(2, len(task.flow.blocks) + 1)]
         first = [row for row in guesses if row["backend"] == guesses[0]["backend"]]
-        save_bars(
-            path,
-            [
-                ("speed-up over sequential", ["decoding"], {r["plan"]: [r["speedup"]] for r in first}),
-                (
-                    "sweeps (mean)",
-                    [f"block {k}" for k in swept],
-                    {r["plan"]: [b["sweeps"] for b in r["layers"][1:]] for r in first},
-                ),
-            ],
-            title=f"{task.model}: first guesses, tau {scale.tau:g}, torch",
-        )
+        panels = [
+            ("speed-up over sequential", ["decoding"], {r["plan"]: [r["speedup"]] for r in first}),
+            ("sweeps (mean)", swept, {r["plan"]: [b["sweeps"] for b in r["layers"][1:]] for r in first}),
+        ]
+        bars = partial(save_bars, panels=panels, title=f"{task.model}: first guesses, tau {scale.tau:g}, torch")
         caption = f"{task.model}: speed-up (higher is better) and sweeps of blocks 2 to K by first guess."
-        pictures.append(Picture(path.name, caption, section="initialisation"))
+        pictures.append(task.picture("initialisation", caption, bars, section="initialisation"))
     return Result(
         data={
             "tau": scale.tau,
@@ -84,10 +68,7 @@ def run(task: Task) -> Result:
             "guesses": guesses,
             "guess_times": extremes(guesses[: len(GUESSES)]),
             "times": {
-                name: {
-                    size: times(rows, torch, batch)
-                    for size, batch in zip(SIZES, (scale.batches[0], last), strict=True)
-                }
+                name: {"smallest": times(rows, torch, scale.batches[0]), "largest": times(rows, torch, last)}
                 for name, torch in (("torch", True), ("compiled", False))
             },
             "taus": [row | {"tau": row["plan"][4:]} for row in rows if row["plan"].startswith("tau ")],
@@ -119,11 +100,7 @@ def compared(group: list[Doc], count: int) -> list[Doc]:
 def extremes(rows: list[Doc]) -> Doc:
     """The fastest and the slowest of these rows, and the largest deviation between runs."""
     seconds = [row["seconds"] for row in rows]
-    return {
-        "fastest": min(seconds),
-        "slowest": max(seconds),
-        "spread": max(row.get("spread", 0.0) for row in rows),
-    }
+    return {"fastest": min(seconds), "slowest": max(seconds), "spread": max(row.get("spread", 0.0) for row in rows)}
 
 
 def times(rows: list[Doc], torch: bool, batch: int) -> Doc | None:
@@ -148,8 +125,7 @@ def times(rows: list[Doc], torch: bool, batch: int) -> Doc | None:
 
 def blocks(group: list[Doc]) -> Doc:
     """Table A4 of one backend: seconds of each block, sequential beside selective."""
-    named = {one["plan"]: one for one in group}
-    pair = {name: named[name] for name in ("sequential", "selective")}
+    pair = {one["plan"]: one for one in group if one["plan"] in ("sequential", "selective")}
     rows = [
         {name: one["layers"][i] | {"share": one["shares"][i]} for name, one in pair.items()}
         for i in range(len(group[-1]["layers"]))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from jacobiflow_lab.analysis.plots import save_progress
 from jacobiflow_lab.analysis.sweeps import progress
 from jacobiflow_lab.paper.costs import extremes
-from jacobiflow_lab.paper.schema import Item, Picture, Result
+from jacobiflow_lab.paper.schema import Item, Result
 from jacobiflow_lab.paper.session import Task
 
 
@@ -16,22 +18,22 @@ def run(task: Task) -> Result:
         task.training_run,
         n=n,
         seed=task.seed,
-        labels=lambda classes: task.labels_for(classes, n),
+        labels=partial(task.labels, n),
         device=task.device,
         say=task.session.note,
         tol=scale.tau,
         init=scale.inits[0],
         batch=min(scale.batches[-1], n),
     )
-    path = task.picture("progress")
-    save_progress(found, path, title=f"{task.model}: sweeps while training")
     doc = found.to_dict()
     for moment, counted in zip(doc["moments"], found.moments, strict=True):
         moment["sweeps"] |= extremes(counted.sweeps)
+    draw = partial(save_progress, found, title=f"{task.model}: sweeps while training")
+    caption = f"{task.model}: every block swept, from zeros. Fewer is better."
     return Result(
         data={"tau": scale.tau} | doc,
         counts={"samples": n, "checkpoints": len(found.moments)},
-        pictures=(Picture(path.name, f"{task.model}: every block swept, from zeros. Fewer is better."),),
+        pictures=(task.picture("progress", caption, draw),),
     )
 
 
