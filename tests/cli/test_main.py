@@ -385,4 +385,4 @@ def test_importing_jacobiflow_imports_little_beyond_torch() -> None:
 def test_a_command_of_the_lab_names_its_distribution(run: Any, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "entry_points", lambda **_: [])
     told = run(command, "mnist").complaint
-    assert told == f"jacobiflow {command}: this command belongs to jacobiflow-lab: pip install jacobiflow-lab"
+    assert told == f"jacobiflow {command}: this command belongs to jacobiflow-lab: pip install ./lab in the checkout"

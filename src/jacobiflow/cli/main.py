@@ -15,7 +15,7 @@ from typing import Any
 from jacobiflow import __version__
 from jacobiflow.core.hardware import out_of_memory
 from jacobiflow.core.results import JacobiflowError, one_line
-from jacobiflow.core.suggest import did_you_mean
+from jacobiflow.core.suggest import did_you_mean, pip_install
 
 LAB = "jacobiflow-lab"  # the distribution of the commands that the library does not have
 SHELLS = ("bash", "zsh", "fish")
@@ -39,7 +39,7 @@ def find(name: str) -> Any:
     for entry in entry_points(group="jacobiflow.commands", name=name):
         return entry.load()
     if find_spec(f"jacobiflow.cli.{name}") is None:
-        raise JacobiflowError(f"this command belongs to {LAB}: pip install {LAB}")
+        raise JacobiflowError(f"this command belongs to {LAB}: {pip_install('lab')}")
     return import_module(f"jacobiflow.cli.{name}")
 
 

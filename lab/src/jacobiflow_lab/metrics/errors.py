@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from jacobiflow.core.results import JacobiflowError
+from jacobiflow.core.suggest import pip_install
 
 
 class MetricError(JacobiflowError, ValueError):
@@ -22,5 +23,5 @@ def optional(module: str, purpose: str) -> Any:
     except ImportError as error:
         missing = getattr(error, "name", None) or module
         raise MetricError(
-            f"{purpose} needs the package {missing.partition('.')[0]}: pip install jacobiflow-lab[eval]"
+            f"{purpose} needs the package {missing.partition('.')[0]}: {pip_install('lab[eval]')}"
         ) from None
