@@ -338,6 +338,42 @@ def test_tables_and_lists_line_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert listing([]) == ""
 
 
+def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads are folded first, then texts; numbers are whole; what has no room is in a further table."""
+    rows = [
+        ("model", "plan", "time per batch", "largest deviation"),
+        ("a", "one of several words", "0.123 ± 0.045", "1e-05"),
+        ("", "two", "0.1", "0"),
+    ]
+    monkeypatch.setenv("COLUMNS", "50")
+    assert table(rows).splitlines() == [
+        "model  plan                    time per    largest",
+        "                                  batch  deviation",
+        "-----  -----------------  -------------  ---------",
+        "a      one of several     0.123 ± 0.045      1e-05",
+        "       words",
+        "       two                          0.1          0",
+    ]
+    monkeypatch.setenv("COLUMNS", "30")
+    assert table(rows).splitlines() == [
+        "model  plan           time per",
+        "                         batch",
+        "-----  --------  -------------",
+        "a      one of    0.123 ± 0.045",
+        "       several",
+        "       words",
+        "       two                 0.1",
+        "",
+        "model  plan            largest",
+        "                     deviation",
+        "-----  ------------  ---------",
+        "a      one of            1e-05",
+        "       several",
+        "       words",
+        "       two                   0",
+    ]
+
+
 # For real
 
 
