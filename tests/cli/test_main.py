@@ -347,30 +347,30 @@ def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     monkeypatch.setenv("COLUMNS", "50")
     assert table(rows).splitlines() == [
-        "model  plan                    time per    largest",
-        "                                  batch  deviation",
-        "-----  -----------------  -------------  ---------",
-        "a      one of several     0.123 ± 0.045      1e-05",
+        "model  plan                 time per    largest",
+        "                               batch  deviation",
+        "-----  --------------  -------------  ---------",
+        "a      one of several  0.123 ± 0.045      1e-05",
         "       words",
-        "       two                          0.1          0",
+        "       two                       0.1          0",
     ]
     monkeypatch.setenv("COLUMNS", "30")
     assert table(rows).splitlines() == [
-        "model  plan           time per",
-        "                         batch",
-        "-----  --------  -------------",
-        "a      one of    0.123 ± 0.045",
+        "model  plan          time per",
+        "                        batch",
+        "-----  -------  -------------",
+        "a      one of   0.123 ± 0.045",
         "       several",
         "       words",
-        "       two                 0.1",
+        "       two                0.1",
         "",
-        "model  plan            largest",
-        "                     deviation",
-        "-----  ------------  ---------",
-        "a      one of            1e-05",
+        "model  plan       largest",
+        "                deviation",
+        "-----  -------  ---------",
+        "a      one of       1e-05",
         "       several",
         "       words",
-        "       two                   0",
+        "       two              0",
     ]
 
 

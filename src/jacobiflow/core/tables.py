@@ -44,11 +44,11 @@ def _drawn(rows: Rows) -> str:
     widths = [max(map(len, column)) for column in columns]
     least = [_least(column) for column in columns]
     for fixed in ([max(_least(c), *map(len, c[1:]), 0) for c in columns], least):  # heads are folded before texts
-        while (over := _total(widths) - terminal_width()) > 0:
-            spare, i = max((min(w - f, over), i) for i, (w, f) in enumerate(zip(widths, fixed, strict=True)))
+        while _total(widths) > terminal_width():
+            spare, i = max((w - f, i) for i, (w, f) in enumerate(zip(widths, fixed, strict=True)))
             if spare <= 0:
                 break
-            widths[i] -= 1
+            widths[i] = max(len(part) for cell in columns[i] for part in _folded(cell, widths[i] - 1))
     right = [i > 0 and any(map(NUMBER.match, column[1:])) for i, column in enumerate(columns)]
     lines = []
     for row in (rows[0], ["-" * width for width in widths], *rows[1:]):
