@@ -27,8 +27,8 @@ def _parts(rows: Rows, limit: int) -> Iterator[Rows]:
     """The table as tables that fit; each has one column at least beside those that tell the rows apart."""
     columns = list(zip(*rows, strict=True))
     least = [_least(column) for column in columns]
-    groups = accumulate(columns[0], lambda above, name: name or above)  # a name stands for the rows below it, too
-    named = list(zip(groups, *columns[1:], strict=True))
+    names: Iterator[str] = accumulate(columns[0], lambda above, name: name or above)  # one stands for rows below, too
+    named = list(zip(names, *columns[1:], strict=True))
     keys = next((k for k in range(1, len(columns)) if len({row[:k] for row in named}) == len(rows)), 1)
     first = start = end = 0 if _total(least) <= limit else keys
     while end < len(columns):
