@@ -22,7 +22,7 @@ $(VENV)/dev: $(VENV)/core lab/pyproject.toml
 	@touch $@
 
 demo: $(VENV)/core
-	@$(BIN)/jacobiflow bench mnist --batch 1 16 --labels 0-9 --plan selective auto --repeats 20 --force --out out
+	@$(BIN)/jacobiflow bench mnist --batch 1 16 --labels 0-9 --plan selective auto --repeats 20 --seconds 40 --force --out out
 	@echo "look at out/bench.png, then try:"
 	@echo "  $(BIN)/jacobiflow sample mnist -n 60 --labels 0-9 --guidance 1 --denoise --out samples"
 	@echo "  $(BIN)/jacobiflow sample mnist-maf -n 100 --out vectors"

@@ -57,6 +57,7 @@ def test_labels_tolerance_and_first_guess_reach_the_flow(run: Any) -> None:
     flow, labels = jf.load("model"), torch.tensor([0, 1, 2])
     out = flow.decode(flow.noise(3, seed=0), "selective", tol=0.01, init="zeros", labels=labels)
     assert row["sweeps"] == [b.sweeps.double().mean().item() for b in out.stats.blocks]
+    assert "medians of 1 alternating run on" in ran.out
     assert "too noisy to tell" in ran.out  # a single run is no result
     assert not row["stable"]
 
@@ -85,6 +86,9 @@ def test_the_table_says_what_the_report_says(run: Any, monkeypatch: pytest.Monke
     assert set(rule) == {"-", " "}
     assert key.startswith("sweeps: ")
     assert "written to bench: bench.json, bench.png\n" in ran.out
+    assert "\nmedians of 3 alternating runs on\n" in ran.out
+    assert ("1 thread," in ran.out) is (torch.get_num_threads() == 1)
+    assert ran.err.startswith("timing 4 plans: this stops repeating after 120 s\n")
     doc = json.loads(Path("bench/bench.json").read_text())
     assert len(body) == len(doc["rows"]) == 8
     for line, row in zip(body, doc["rows"], strict=True):
@@ -127,6 +131,7 @@ def test_results_are_replaced_only_if_asked_and_nothing_stale_stays(run: Any) ->
     [
         ("model --batch 0", "--batch must be 1 or more, not 0"),
         ("model --batch", "--batch must be 1 or more"),
+        ("model --seconds 0", "--seconds must be above 0, not 0"),
         ("model --repeats 0", "--repeats must be 1 or more, not 0"),
         ("model --seed -1", "--seed must be 0 or more, not -1"),
         ("model --guidance inf", "weight must be finite"),

@@ -95,8 +95,9 @@ def test_help_shows_no_default_that_says_nothing(run: Any, command: str) -> None
         assert len(args) == 2 or "False" not in shown  # a flag of a recipe has an opposite
 
 
-def test_the_version(run: Any) -> None:
-    ran = run("--version")
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_version(run: Any, flag: str) -> None:
+    ran = run(flag)
     assert (ran.status, ran.out) == (0, f"jacobiflow {jf.__version__}\n")
 
 
@@ -338,6 +339,42 @@ def test_tables_and_lists_line_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert listing([]) == ""
 
 
+def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads are folded first, then texts; numbers are whole; what has no room is in a further table."""
+    rows = [
+        ("model", "plan", "time per batch", "largest deviation"),
+        ("a", "one of several words", "0.123 ± 0.045", "1e-05"),
+        ("", "two", "0.1", "0"),
+    ]
+    monkeypatch.setenv("COLUMNS", "50")
+    assert table(rows).splitlines() == [
+        "model  plan                 time per    largest",
+        "                               batch  deviation",
+        "-----  --------------  -------------  ---------",
+        "a      one of several  0.123 ± 0.045      1e-05",
+        "       words",
+        "       two                       0.1          0",
+    ]
+    monkeypatch.setenv("COLUMNS", "30")
+    assert table(rows).splitlines() == [
+        "model  plan          time per",
+        "                        batch",
+        "-----  -------  -------------",
+        "a      one of   0.123 ± 0.045",
+        "       several",
+        "       words",
+        "       two                0.1",
+        "",
+        "model  plan       largest",
+        "                deviation",
+        "-----  -------  ---------",
+        "a      one of       1e-05",
+        "       several",
+        "       words",
+        "       two              0",
+    ]
+
+
 # For real
 
 
@@ -355,11 +392,29 @@ def test_the_installed_program_ends_with_status_2_and_no_traceback(tmp_path: Pat
     assert ran.stderr.count("\n") == 1
 
 
+PROGRAM = f"{sys.executable} -m jacobiflow"
+
+
 @pytest.mark.slow
-def test_a_closed_pipe_is_quiet() -> None:
-    command = f"set -o pipefail; {sys.executable} -m jacobiflow.cli.main models --json | true"
-    ran = real(["bash", "-c", command])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("args", ["--help", "--completion bash", "models --json", "bench --help"])
+def test_a_closed_pipe_is_quiet(args: str, unbuffered: str) -> None:
+    ran = real(["bash", "-c", f"set -o pipefail; PYTHONUNBUFFERED={unbuffered} {PROGRAM} {args} | true"])
     assert (ran.returncode, ran.stderr) in ((0, ""), (1, ""))
+
+
+@pytest.mark.slow
+def test_output_that_nobody_wants_is_left_out() -> None:
+    ran = real(["bash", "-c", f"{PROGRAM} models >&-"])
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_being_stopped_during_imports_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from jacobiflow_command import run; run()"
+    ran = real([sys.executable, "-c", code])
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "jacobiflow: stopped\n")
 
 
 HEAVY = (
@@ -385,4 +440,4 @@ def test_importing_jacobiflow_imports_little_beyond_torch() -> None:
 def test_a_command_of_the_lab_names_its_distribution(run: Any, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "entry_points", lambda **_: [])
     told = run(command, "mnist").complaint
-    assert told == f"jacobiflow {command}: this command belongs to jacobiflow-lab: pip install jacobiflow-lab"
+    assert told == f"jacobiflow {command}: this command belongs to jacobiflow-lab: pip install ./lab in the checkout"

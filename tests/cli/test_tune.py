@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,17 @@ def test_the_plan_is_written_and_the_profile_kept(run: Any) -> None:
     assert {k: doc[k] for k in plan.about} == plan.about
     assert (doc["model"], doc["out"]) == ("model", "a/fast.json")
     assert (doc["setting"]["batch"], doc["setting"]["max_deviation"]) == (2, 0.05)
-    assert "measuring profile, block 2 of 2\n" in ran.err
+    steps = re.findall(r"^measuring (.*?)(\d+) of (?:at most )?(\d+) \(part (\d) of 3\)", ran.err, re.MULTILINE)
+    assert [(text, int(i), int(part)) for text, i, n, part in steps[:5]] == [
+        *(("first guess of block ", i, 1) for i in (1, 2)),
+        *(("profile, block ", i, 2) for i in (1, 2)),
+        ("plans, step ", 1, 3),
+    ]
+    last = [(int(i), int(n)) for text, i, n, _ in steps[4:]]  # all of the rest is counted, so that its end is known
+    assert [i for i, _ in last] == list(range(1, len(last) + 1))
+    assert len({n for _, n in last}) == 1
+    assert last[-1][0] <= last[-1][1]
+    assert len(steps) == len(ran.err.splitlines())
     assert {p.name for p in Path(doc["stored"]).iterdir()} == {"guess.safetensors", "profile.json"}
     flow = jf.load("model")
     want = flow.decode(flow.noise(2, 0), plan, labels=torch.tensor([1, 2])).x

@@ -816,7 +816,7 @@ def test_a_hub_that_refuses(hf, commits, monkeypatch):
 
 def test_a_missing_library_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'jacobiflow[data]'" in refusal("someone/some-images")
+    assert "pip install '.[data]' in the checkout" in refusal("someone/some-images")
     assert len(load(numbered(tmp_path / "a.npz"))[0]) == 38  # nothing else needs it
 
 

@@ -31,7 +31,7 @@ def test_the_bundled_models() -> None:
 def test_models_that_cannot_be_loaded_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (checkpoint, bundled):
         monkeypatch.setattr(module, "files", lambda name: tmp_path)
-    assert repr(jf.models()) == "no models are installed: pip install jacobiflow-models"
+    assert repr(jf.models()) == "no models are installed: pip install ./models in the checkout"
     maf(1.0, features=4, hidden=(6,)).save(tmp_path / "a")
     tarflow(0.2, num_classes=3).save(tmp_path / "b")
     (tmp_path / "a/model.safetensors").write_bytes(b"")

@@ -588,7 +588,7 @@ def test_bundled_names_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_without_the_bundle_the_error_names_its_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "MODELS", "jacobiflow_models_that_are_not_installed")
     assert checkpoint.bundled_names() == []
-    refused("mnist", "no model 'mnist'", "pip install jacobiflow-models")
+    refused("mnist", "no model 'mnist'", "pip install ./models in the checkout")
 
 
 def test_every_bundled_model_loads() -> None:

@@ -160,7 +160,7 @@ def test_any_failure_of_the_client_is_one_line(error: Exception, words: str, mon
 
 def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert "pip install 'jacobiflow[hub]'" in refused("user/toy")
+    assert "pip install '.[hub]' in the checkout" in refused("user/toy")
     with pytest.raises(CheckpointError, match="pip install"):
         flow_of(1).push_to_hub("user/toy")
 

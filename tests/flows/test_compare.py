@@ -105,3 +105,21 @@ def test_runs_end_when_speed_ups_are_stable(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(said) == 2 * runs
         assert rows[0].stable is not slow
         assert rows[0].gain == ("too noisy" if slow else "1x")
+
+
+@pytest.mark.parametrize(("budget", "runs"), [(1.0, (3, 3)), (40.0, (10, 10)), (1e9, (12, 12))])
+def test_runs_end_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch, budget: float, runs: tuple[int, int]) -> None:
+    """But not before there are enough for a speed-up. Each batch size has its share of the time."""
+    s, now = subject("maf-affine"), [0.0]
+
+    def decode(*_: Any, **__: Any) -> jf.Decoded:
+        now[0] += 1.0
+        return s.decode(s.flow.noise(2, seed=0), "sequential")
+
+    monkeypatch.setattr("jacobiflow.flows.compare._decode", decode)
+    monkeypatch.setattr("jacobiflow.flows.compare.perf_counter", lambda: now[0])
+    monkeypatch.setattr("jacobiflow.flows.compare.STABLE", -1.0)
+    z, said = s.flow.noise(2, seed=0), list[str]()
+    rows, _ = compare(s.flow, z, ["sequential", "uniform"], [1, 2], repeats=12, budget=budget, progress=said.append)
+    assert [row.runs for row in rows] == [runs[0], runs[0], runs[1], runs[1]]
+    assert said[-1] == f"batch 2, run {runs[1]} of at most {runs[1]}: " + ("uniform" if runs[1] % 2 else "sequential")

@@ -416,7 +416,7 @@ def test_tensorboard(train, tmp_path):
 
 def test_tensorboard_that_is_missing(refusal, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert "pip install 'jacobiflow[tensorboard]'" in refusal("--out", tmp_path, "--training.tensorboard")
+    assert "pip install '.[tensorboard]' in the checkout" in refusal("--out", tmp_path, "--training.tensorboard")
 
 
 # ---- what is refused

@@ -14,12 +14,14 @@ from jacobiflow.adapters import made, own_made, pyro, zuko
 from jacobiflow.adapters.patch import Patch
 from jacobiflow.adapters.race import ORIGINAL
 from jacobiflow.adapters.walk import Found, walk
+from jacobiflow.core.tables import shortened, table
 
 KINDS: tuple[type[Patch], ...] = (
     *(made.Inverse, zuko.ForwardPatch, zuko.Inverse, zuko.OpenInverse),
     *(pyro.Inverse, pyro.Condition, own_made.Inverse),
 )
-COLUMNS = ("transform", "kind", "runs now", "why not faster", "calls", "rows", "passes saved")
+COLUMNS = ("transform", "runs now", "why not faster", "calls", "rows", "passes saved")
+LONGEST_NAME = 28  # characters of a path or a class that are shown
 DRAWS = "it is a distribution that is sampled feature by feature, not a transform: it has no inverse to solve"
 UNKNOWN = "its structure is not known: jf.OwnMADE takes any masked network"
 NOT_YET = "not accelerated: call jf.accelerate"
@@ -40,24 +42,21 @@ class Entry:
     def cells(self) -> tuple[str, ...]:
         """The texts of its row in the table."""
         calls = ", ".join(f"{count:,} {name}" for name, count in self.calls.items())
-        rest = calls or "none", f"{self.rows:,}", f"{self.passes_saved:,}"
-        return self.path or "(itself)", self.kind, self.runs, self.why, *rest
+        names = (shortened(name, LONGEST_NAME) for name in (self.path or "(itself)", self.kind))
+        return " ".join(names), self.runs, self.why, calls or "none", f"{self.rows:,}", f"{self.passes_saved:,}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Acceleration:
-    """Every autoregressive transform in an object. Prints as a table."""
+    """Every autoregressive transform in an object. Prints as a table, in notebooks too."""
 
     name: str
     entries: tuple[Entry, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if not self.entries:
             return f"{self.name}: no autoregressive transform"
-        table = [COLUMNS, *(entry.cells() for entry in self.entries)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
-        return "\n".join((lines[0], "  ".join("-" * width for width in widths), *lines[1:]))
+        return table([COLUMNS, *(entry.cells() for entry in self.entries)])
 
 
 def acceleration(model: Any) -> Acceleration:

@@ -25,6 +25,7 @@ from jacobiflow.core.cache_folder import own_folder, write_own
 from jacobiflow.core.hardware import BILLION, available_cores, processor_name, total_memory
 from jacobiflow.core.progress import steps
 from jacobiflow.core.results import one_line
+from jacobiflow.core.suggest import pip_install
 from jacobiflow.core.tables import listing, terminal_width
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
@@ -105,10 +106,10 @@ def versions() -> Finding:
     ours = {name: installed(name) for name in OURS}
     facts = {"jacobiflow": __version__} | ours | {"Python": platform.python_version()}
     facts |= {name: installed(name) for name in OTHERS}
-    wrong = [f"{name}=={__version__}" for name, version in ours.items() if version not in (None, __version__)]
+    wrong = [name.removeprefix("jacobiflow-") for name, version in ours.items() if version not in (None, __version__)]
     text = ", ".join(f"{name} {version or 'not installed'}" for name, version in facts.items())
     if wrong:
-        warnings.warn(f"the versions differ: pip install {' '.join(wrong)}", stacklevel=1)
+        warnings.warn(f"the versions differ: {pip_install(*wrong)}", stacklevel=1)
     return text, facts
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from jacobiflow import __version__
 from jacobiflow.core.hardware import out_of_memory
 from jacobiflow.core.results import JacobiflowError, one_line
-from jacobiflow.core.suggest import did_you_mean
+from jacobiflow.core.suggest import did_you_mean, pip_install
 
 LAB = "jacobiflow-lab"  # the distribution of the commands that the library does not have
 SHELLS = ("bash", "zsh", "fish")
@@ -25,7 +25,7 @@ COMMANDS = {
     "bench": "time plans against sequential decoding on this machine",
     "train": "train a flow by a recipe, on one process or many",
     "evaluate": "measure how good a model's samples are",
-    "analyze": "masking, convergence, sweeps, run time and memory, layer by layer",
+    "analyze": "masking, convergence, sweeps, run time and memory, block by block",
     "reproduce": "measure every table and figure of the paper again",
     "convert": "turn a public TarFlow checkpoint into a jacobiflow folder",
     "app": "open the playground, a page for the browser",
@@ -39,7 +39,7 @@ def find(name: str) -> Any:
     for entry in entry_points(group="jacobiflow.commands", name=name):
         return entry.load()
     if find_spec(f"jacobiflow.cli.{name}") is None:
-        raise JacobiflowError(f"this command belongs to {LAB}: pip install {LAB}")
+        raise JacobiflowError(f"this command belongs to {LAB}: {pip_install('lab')}")
     return import_module(f"jacobiflow.cli.{name}")
 
 
@@ -53,7 +53,7 @@ def overview() -> str:
         f"commands:\n{rows}\n\n"
         "example:\n  jacobiflow sample mnist -n 16 --labels 0-9 --out out\n\n"
         "`jacobiflow COMMAND --help` explains a command.\n"
-        "`jacobiflow --version` prints the version.\n"
+        "`jacobiflow --version` (or -V) prints the version.\n"
         "`jacobiflow --completion bash` (or zsh, fish) prints a completion script."
     )
 
@@ -67,11 +67,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal may lack a letter
-    if name in COMMANDS:
-        return run_command(name, rest)
+    try:
+        status = run_command(name, rest) if name in COMMANDS else _about(name, rest)
+        print(end="", flush=True)  # whoever reads our output may have stopped
+        return status
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return _complain(f"jacobiflow {name}: stopped", 130)
+
+
+def _about(name: str, rest: Sequence[str]) -> int:
+    """Print help, the version or a completion script."""
     if name in ("-h", "--help"):
         print(overview())
-    elif name == "--version":
+    elif name in ("-V", "--version"):
         print(f"jacobiflow {__version__}")
     elif name == "--completion" and rest in [[shell] for shell in SHELLS]:
         from jacobiflow.cli.completion import print_script
@@ -90,16 +103,11 @@ def run_command(name: str, args: Sequence[str]) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            status = find(name).main(args)
-        sys.stdout.flush()
-        return int(status or 0)
+            return int(find(name).main(args) or 0)
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
-    except BrokenPipeError:  # whoever read our output has stopped
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        return _complain(f"jacobiflow {name}: stopped", 130)
+    except BrokenPipeError:
+        raise
     except Exception as error:
         known = isinstance(error, JacobiflowError | ValueError | TypeError | OSError) or out_of_memory(error)
         if not known or os.environ.get("JACOBIFLOW_TRACEBACK"):

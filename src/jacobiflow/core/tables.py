@@ -2,25 +2,104 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, zip_longest
+
+NUMBER = re.compile(r"(?=.*\d)(?!.*[^\W\d_]{2})")  # a cell of one number or more: at most a letter in a row
+GAP = 2  # between columns
+
+Rows = Sequence[Sequence[str]]
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns of text; the first row is the head, all columns but the first are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def table(rows: Rows) -> str:
+    """Aligned columns of text that fit the terminal; the first row is the head, columns of numbers are right-aligned.
+
+    Where the terminal is narrow, the head and texts are folded, numbers never. Columns for which there is no room
+    still are in further tables below, each of which begins with the columns that tell the rows apart.
+    """
+    return "\n\n".join(_drawn(part) for part in _parts(rows, terminal_width()))
+
+
+def _parts(rows: Rows, limit: int) -> Iterator[Rows]:
+    """The table as tables that fit; each has one column at least beside those that tell the rows apart."""
+    columns = list(zip(*rows, strict=True))
+    least = [_least(column) for column in columns]
+    names: Iterator[str] = accumulate(columns[0], lambda above, name: name or above)  # one stands for rows below, too
+    named = list(zip(names, *columns[1:], strict=True))
+    keys = next((k for k in range(1, len(columns)) if len({row[:k] for row in named}) == len(rows)), 1)
+    first = start = end = 0 if _total(least) <= limit else keys
+    while end < len(columns):
+        end = len(columns) if not first else start + 1
+        while end < len(columns) and _total([*least[:first], *least[start : end + 1]]) <= limit:
+            end += 1
+        yield [[*row[:first], *row[start:end]] for row in rows]
+        start = end
+
+
+def _drawn(rows: Rows) -> str:
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    least = [_least(column) for column in columns]
+    for fixed in ([max(_least(c), *map(len, c[1:]), 0) for c in columns], least):  # heads are folded before texts
+        while _total(widths) > terminal_width():
+            spare, i = max((w - f, i) for i, (w, f) in enumerate(zip(widths, fixed, strict=True)))
+            if spare <= 0:
+                break
+            widths[i] = max(len(part) for cell in columns[i] for part in _folded(cell, widths[i] - 1))
+    right = [i > 0 and any(map(NUMBER.match, column[1:])) for i, column in enumerate(columns)]
     lines = []
     for row in (rows[0], ["-" * width for width in widths], *rows[1:]):
-        first, *others = zip(row, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-        lines.append("  ".join(cells).rstrip())
+        folded = [_folded(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for parts in zip_longest(*folded, fillvalue=""):
+            cells = (
+                part.rjust(width) if flush else part.ljust(width)
+                for part, width, flush in zip(parts, widths, right, strict=True)
+            )
+            lines.append((" " * GAP).join(cells).rstrip())
     return "\n".join(lines)
+
+
+def _least(column: Sequence[str]) -> int:
+    """The smallest width of a column: that of the longest word or number."""
+    parts = (cell if NUMBER.match(cell) else max(cell.split(), key=len, default="") for cell in column)
+    return max(map(len, parts))
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    return [cell] if len(cell) <= width else textwrap.wrap(cell, width, break_on_hyphens=False)
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
 
 
 def terminal_width() -> int:
     """Columns of the terminal."""
     return shutil.get_terminal_size().columns
+
+
+def counted(n: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "thread"), counted(2000, "sample")
+    ('1 thread', '2,000 samples')
+    """
+    return f"{n:,} {noun}" + "s" * (n != 1)
+
+
+def shortened(text: str, width: int) -> str:
+    """Text of at most this width, without its middle if it is longer.
+
+    >>> shortened("MaskedAffineAutoregressiveTransform", 16)
+    'MaskedA...nsform'
+    """
+    if len(text) <= width:
+        return text
+    head = (width - 2) // 2
+    return f"{text[:head]}...{text[len(text) - (width - 3 - head) :]}"
 
 
 def listing(rows: Iterable[tuple[str, str]]) -> str:

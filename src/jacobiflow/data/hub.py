@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jacobiflow.core.suggest import pip_install
 from jacobiflow.data.config import VALIDATION, DataConfig, DataError, data_errors
 from jacobiflow.data.decoding import CHUNK, Encoded, Part, Rows
 
@@ -143,7 +144,7 @@ def library(source: str = "a Hugging Face dataset") -> Any:
         import datasets
     except ImportError:
         wrong = f"{source} is no .npz file or folder of images here, and Hugging Face datasets need a library"
-        raise DataError(f"{wrong}: pip install 'jacobiflow[data]'") from None
+        raise DataError(f"{wrong}: {pip_install('[data]')}") from None
     return datasets
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from jacobiflow.core.suggest import pip_install
 from jacobiflow.core.tables import table
 from jacobiflow.flows.checkpoint import CARD, MODELS, CheckpointError, bundled_names, load
 
@@ -41,7 +42,7 @@ class Models(tuple[Bundled, ...]):
             if not m.problem
         ]
         notes = [f"{m.name} cannot be loaded: {m.problem}" for m in self if m.problem]
-        shown = table([HEAD, *rows]) if rows else "no models are installed: pip install jacobiflow-models"
+        shown = table([HEAD, *rows]) if rows else f"no models are installed: {pip_install('models')}"
         return "\n".join([shown, *notes])
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from jacobiflow.core.files import check_plain, checksum, read_text, write_atomically, write_text
 from jacobiflow.core.records import RecordError, build, parse_json
 from jacobiflow.core.results import JacobiflowError
-from jacobiflow.core.suggest import did_you_mean
+from jacobiflow.core.suggest import did_you_mean, pip_install
 from jacobiflow.flows import calibration, profile
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.families import find_family, loads_as_itself, upgrade
@@ -172,7 +172,7 @@ def _find(source: str | Path, revision: str | None) -> tuple[Path, str | None]:
     elif not there and isinstance(source, str) and HUB_ID.fullmatch(source):
         return _download(source, revision)
     elif not there:
-        known = ", ".join(bundled_names()) or "none installed: pip install jacobiflow-models"
+        known = ", ".join(bundled_names()) or f"none installed: {pip_install('models')}"
         hint = did_you_mean(name, bundled_names())
         raise CheckpointError(
             f"no model {name!r}{hint}: give a bundled name ({known}), a checkpoint folder or a hub id"
@@ -292,7 +292,7 @@ def _hub(failed: str) -> Iterator[Any]:
     try:
         import huggingface_hub as hub
     except ImportError:
-        raise CheckpointError("hub ids need huggingface_hub: pip install 'jacobiflow[hub]'") from None
+        raise CheckpointError(f"hub ids need huggingface_hub: {pip_install('[hub]')}") from None
     try:
         yield hub
     except Exception as error:  # the client raises many kinds

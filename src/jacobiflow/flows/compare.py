@@ -28,6 +28,7 @@ class Row:
 
     plan: str
     batch: int
+    runs: int
     seconds: float  # median of the runs
     speedup: float
     stable: bool  # whether the runs agree on the speed-up
@@ -68,6 +69,7 @@ def compare(
     batches: Sequence[int],
     *,
     repeats: int = MOST_RUNS,
+    budget: float = math.inf,
     backend: Backend | None = None,
     options: Callable[[str], dict[str, Any]] = lambda _: {},
     condition: Callable[[int], dict[str, Any]] = lambda _: {},
@@ -77,25 +79,31 @@ def compare(
 
     plans: names, plan files, and PLAIN for a TarFlow without guidance, which is then the baseline. Runs
     alternate between plans, so that a busy moment of the machine hits all of them, until all speed-ups are
-    stable, and at most `repeats` times. One sweep beforehand pays for what a flow makes at its first use.
-    `options` gives decode's options of a plan, `condition` the labels or context of a batch of that size.
+    stable, at most `repeats` times, and after `budget` seconds only to reach FEWEST_RUNS. One sweep
+    beforehand pays for what a flow makes at its first use. `options` gives decode's options of a plan,
+    `condition` the labels or context of a batch of that size.
     """
     names = list(dict.fromkeys([*(p for p in plans if p == PLAIN), "sequential", *plans]))
     sweep = Plan((Method(max_sweeps=1),) * len(flow.blocks))
     flow.decode(z[:1], sweep, **condition(1), on_failure="return", backend=backend, warn=False)
     rows: list[Row] = []
     outs: dict[str, Decoded] = {}
-    for batch in sorted(set(batches)):
+    sizes, start = sorted(set(batches)), perf_counter()
+    for i, batch in enumerate(sizes):
         seconds: dict[str, list[float]] = {name: [] for name in names}
-        outs = {}
-        for run in range(repeats):
+        outs, run, most, began = {}, 0, repeats, perf_counter()
+        left = start + budget * (i + 1) / len(sizes) - began
+        while run < most:
             for name in reversed(names) if run % 2 else names:  # so that each follows two others
-                progress(f"batch {batch}, run {run + 1} of at most {repeats}: {name}")
+                progress(f"batch {batch}, run {run + 1} of at most {most}: {name}")
                 given = options(name) | condition(batch)
                 outs[name] = _decode(flow, z[:batch], name, backend=backend, **given)
                 seconds[name].append(outs[name].stats.seconds)
             if all(agree(seconds[names[0]], seconds[name]) for name in names):
                 break
+            run += 1
+            fit = left * run / max(perf_counter() - began, 1e-9)
+            most = min(repeats, max(FEWEST_RUNS, run, math.floor(min(fit, repeats))))
         rows += [_row(name, outs, seconds, seconds[names[0]]) for name in names if name in plans]
     return rows, outs
 
@@ -117,6 +125,7 @@ def _row(name: str, outs: dict[str, Decoded], seconds: dict[str, list[float]], b
     return Row(
         plan=name,
         batch=len(out.x),
+        runs=len(seconds[name]),
         seconds=time,
         speedup=statistics.median(base) / time,
         stable=agree(base, seconds[name]),

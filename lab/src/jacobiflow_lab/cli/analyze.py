@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -31,7 +32,7 @@ from jacobiflow_lab.paper.tables import TABLES, layout
 
 @dataclass(frozen=True)
 class Args:
-    """Analyze a trained flow, block by block, as the paper does.
+    """Analyze a trained flow, block by block.
 
     - redundancy: the output of each block with the nearest predecessors masked
     - convergence: the distance to the exact answer after every sweep
@@ -165,20 +166,33 @@ def work(args: Args, world: World, task: Task, studies: tuple[str, ...]) -> None
         "versions": {"jacobiflow": jacobiflow.__version__, "torch": torch.__version__},
     }
     doc, texts, files = dict(about), [], []
-    for name in studies:
+    for i, name in enumerate(studies):
         item = STUDIES[name]
         cli.remove_old(args.out, [old.name for old in args.out.glob(f"{name}*.png")])
-        with steps(f"{name}:") as show:
-            task.session.note = show
+        with steps("analyzing") as show:
+            task.session.note = partial(say, show, name)
+            show(f"{name}, study {i + 1} of {len(studies)}")
             result = item.run(task)
         doc[name] = as_json(result.data)
         text = json.dumps(about | {name: doc[name]}, indent=2, allow_nan=False) + "\n"
         (args.out / f"{name}.json").write_text(text, encoding="utf-8")
         files += [f"{name}.json", *(picture.file for picture in result.pictures)]
-        for table in TABLES[item.name]:
-            grid = layout(table, {args.model: {"data": doc[name]}})
-            if grid.rows:
-                head = f"{name}: {grid.title.removeprefix('Ours: ')}" if grid.title != "Ours" else name
-                texts.append(f"{head}\n\n{tables.table(grid.texts())}\n\n{fill(grid.note, 100)}".rstrip())
-    texts.append(f"written to {args.out}: {', '.join(files)}")
-    cli.report(doc | {"files": files}, "\n\n".join(texts), as_json=args.json)
+        texts += [f"{name}{text}" for text in shown(item.name, doc[name])]
+    written = fill(f"written to {args.out}: {', '.join(files)}", tables.terminal_width(), break_on_hyphens=False)
+    cli.report(doc | {"files": files}, "\n\n".join([*texts, written]), as_json=args.json)
+
+
+def say(show: Callable[[str], None], study: str, text: str) -> None:
+    """Show a step of a study; each is a line where there is no terminal."""
+    show(f"{study}, {text.replace(': ', ', ')}")
+
+
+def shown(item: str, data: Any) -> Iterator[str]:
+    """What is printed of an item: its tables for one model, which the column of models would only repeat."""
+    for table in TABLES[item]:
+        grid = layout(replace(table, paper=""), {"": {"data": data}})
+        if grid.rows:
+            title = table.title.partition(": ")[2] or table.section
+            rows = tables.table([row[1:] for row in grid.texts()])
+            note = fill(grid.note, tables.terminal_width(), break_on_hyphens=False)
+            yield f"{title and ': ' + title}\n\n{rows}\n\n{note}".rstrip()

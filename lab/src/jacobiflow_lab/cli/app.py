@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from jacobiflow.cli.options import note, parse, pick_device
+from jacobiflow.core.suggest import pip_install
 from jacobiflow_lab.app.models import UserError
 
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
         from jacobiflow_lab.app.gate import LOOPBACK
         from jacobiflow_lab.app.serve import serve
     except ImportError:
-        raise UserError("the playground needs gradio: pip install 'jacobiflow-lab[app]'") from None
+        raise UserError(f"the playground needs gradio: {pip_install('lab[app]')}") from None
 
     def ready(address: str) -> None:
         if args.host not in LOOPBACK:

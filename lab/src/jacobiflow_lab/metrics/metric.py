@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.results import JacobiflowError
+from jacobiflow.core.suggest import pip_install
 
 if TYPE_CHECKING:
     from jacobiflow_lab.metrics.moments import Moments
@@ -48,7 +49,7 @@ def optional(module: str, purpose: str) -> Any:
     except ImportError as error:
         missing = getattr(error, "name", None) or module
         raise MetricError(
-            f"{purpose} needs the package {missing.partition('.')[0]}: pip install jacobiflow-lab[eval]"
+            f"{purpose} needs the package {missing.partition('.')[0]}: {pip_install('lab[eval]')}"
         ) from None
 
 

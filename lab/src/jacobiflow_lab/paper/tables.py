@@ -44,6 +44,7 @@ class Table:
     columns: tuple[Column, ...]
     footers: tuple[str, ...] = ()  # rows below those of a model: templates between "|", one per column
     note: str = ""
+    paper: str = ""  # what the note adds beside the paper
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def layout(table: Table | PrintedTable, docs: Docs, item: str = "") -> Grid:
     rows = [row for model, data in measured.items() for row in _rows(table, columns, model, data)]
     rows += [Row([[model]], True, doc["missing"]) for model, doc in docs.items() if "missing" in doc]
     head = ["model", *(column.heading + ARROWS[column.better] for column in columns)]
-    return Grid(table.title, head, rows, table.note, item, table.detail)
+    return Grid(table.title, head, rows, f"{table.note} {table.paper}".strip(), item, table.detail)
 
 
 def _entries(data: Any, rows: str) -> list[tuple[str, Any]]:
@@ -142,15 +143,15 @@ def _repeated(table: Table, measured: Iterable[Any]) -> Iterator[Column]:
 
 
 def _rows(table: Table, columns: list[Column], model: str, data: Any) -> Iterator[Row]:
-    name = model
-    for key, entry in _entries(data, table.rows):
+    name, entries = model, _entries(data, table.rows)
+    for key, entry in entries:
         missing = entry.get("missing", "")
         shown = columns[:1] if missing else columns
         base = f"{table.rows}/{key}" if table.rows else ""
         cells = [_cell(column.cell, column.empty, model, data, base, key) for column in shown]
         yield Row([[name], *cells], bool(name), missing)
         name = ""
-    for footer in table.footers:
+    for footer in table.footers if entries else ():
         yield Row([[""], *(_cell(cell.strip(), DASH, model, data, "", "") for cell in footer.split("|"))])
 
 
