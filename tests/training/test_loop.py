@@ -154,15 +154,25 @@ def test_the_prior_variance_is_tracked(recipe, tmp_path):
 
 
 def test_averaged_weights(recipe, tmp_path):
-    subject = trainer(recipe, tmp_path, model={"volume_preserving": True}, ema=0.75)
+    subject = trainer(recipe, tmp_path, model={"volume_preserving": True}, ema=0.25)
     average = {k: v.detach().clone() for k, v in subject.flow.named_parameters()}
-    for i in range(4):
+    for i, decay in enumerate((1 / 10, 2 / 11, 0.25, 0.25)):  # (1 + step) / (10 + step) until it reaches ema
         subject.step(i, torch.arange(16) + i)
-        average = {k: 0.75 * average[k] + 0.25 * v.detach() for k, v in subject.flow.named_parameters()}
+        average = {k: decay * average[k] + (1 - decay) * v.detach() for k, v in subject.flow.named_parameters()}
     for name, value in subject.result.named_parameters():
         torch.testing.assert_close(value, average[name])
     assert torch.equal(subject.result.prior_var(), subject.flow.prior_var())
     assert not same(weights(subject.result), weights(subject.flow))
+
+
+def test_the_average_of_a_short_training_is_trained(recipe, tmp_path):
+    """A decay of 0.999 throughout would leave nine tenths of the initial weights."""
+    subject = trainer(recipe, tmp_path, ema=0.999, epochs=16)
+    before = subject.evaluate()
+    steps(subject, 80)
+    average = subject.evaluate()
+    subject.result = subject.flow
+    assert average - subject.evaluate() < 0.3 * (before - subject.evaluate())
 
 
 def test_labels_and_flips_are_for_training_only(recipe, tmp_path):

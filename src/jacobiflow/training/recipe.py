@@ -57,7 +57,7 @@ class TrainingConfig:
     tol: float = 1e-4  # Of the sweeps that draw samples, for losses of samples. Loose ones bias gradients.
     label_drop: float = 0.0  # Share of labels that are dropped, so that the model also learns without.
     flip: bool = False  # Mirror each image with probability 1/2.
-    ema: float = 0.0  # Decay of the averaged weights, which then are the result; 0: no average.
+    ema: float = 0.0  # Decay of averaged weights, smaller in early steps; they are the result. 0: no average.
     seed: int = 0  # Seed of initial weights, data order, noise, flips and dropped labels.
     bf16: bool | None = None  # Compute in bfloat16 where that is safe; default: on CUDA, not on CPUs.
     compile: bool = False  # Use torch.compile: it starts slowly, then steps are faster.
