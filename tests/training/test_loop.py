@@ -383,9 +383,10 @@ def test_a_bar_on_a_terminal(train, tmp_path, monkeypatch):
 
 def test_plain_lines_elsewhere(train, tmp_path, capsys):
     train(tmp_path, "--training.log-every", 5)
-    first, *lines, measuring, last = capsys.readouterr().err.splitlines()
+    first, second, *lines, measuring, last = capsys.readouterr().err.splitlines()
     assert measuring == "measuring how fast sweeps converge, for plan auto"
-    assert "parameters, 80 + 16 images (training + validation), 10 steps on 1 x cpu" in first
+    assert first.endswith(" parameters, 80 images and 16 for validation")
+    assert second == f"10 steps on cpu, into {tmp_path}"
     assert [line.partition(", ")[0] for line in lines] == [*["5 of 10 steps"] * 2, *["10 of 10 steps"] * 2]
     assert re.search(r" steps/s, \d\d:\d\d left, loss=[-\d.]+, rate=[\d.e+]+$", lines[0])
     assert re.search(r", validation=[-\d.]+$", lines[1])

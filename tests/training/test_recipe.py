@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from typing import Any
 
@@ -102,6 +103,7 @@ OTHER = {
         "volume_preserving": True,
         "noise_std": 0.25,
         "noise": "gaussian",
+        "class_names": ("a", "b", "c", "d"),
     },
     MAFConfig: {
         "features": 9,
@@ -261,6 +263,17 @@ def test_the_api_checks_what_the_file_does():
         TrainingConfig(noise="pink")
     with pytest.raises(TypeError, match="learning_rate"):
         TrainingConfig(learning_rate=1.0)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mnist-cpu", TarFlowConfig), ("mnist-maf", MAFConfig)])
+def test_help_of_the_model(monkeypatch, capsys, name, kind):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["train", name, "--help"]) == 0
+    text = capsys.readouterr().out
+    options = dict(re.findall(r"^  --model\.([\w-]+)[^\n]*\n((?: {8}.*\n)+)", text, re.MULTILINE))
+    for field in fields(kind):
+        said = " ".join(options[field.name.replace("_", "-")].split()).partition("(default")[0].strip()
+        assert re.fullmatch(r"\w.{10,}\.", said), field.name
 
 
 def test_help(monkeypatch, capsys):

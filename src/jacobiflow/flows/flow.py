@@ -128,6 +128,11 @@ class Flow(nn.Module, ABC):
         return 0
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes; () if they are not known."""
+        return ()
+
+    @property
     def context_features(self) -> int:
         """How many numbers of context a row needs; 0: it takes none."""
         return 0

@@ -69,10 +69,10 @@ def decay_of_average(step: int, ema: float) -> float:
 @torch.no_grad()
 def update_average(average: nn.Module, module: nn.Module, decay: float) -> None:
     """Move averaged weights towards those of `module`; buffers are not averaged."""
-    for mean, value in zip(average.parameters(), module.parameters(), strict=True):
-        mean.lerp_(value, 1 - decay)
-    for mean, value in zip(average.buffers(), module.buffers(), strict=True):
-        mean.copy_(value)
+    for mean, weight in zip(average.parameters(), module.parameters(), strict=True):
+        mean.lerp_(weight, 1 - decay)
+    for mine, its in zip(average.buffers(), module.buffers(), strict=True):
+        mine.copy_(its)
 
 
 def batches(count: int, size: int, seed: int, step: int) -> Iterator[Tensor]:
