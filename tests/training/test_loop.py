@@ -377,6 +377,7 @@ def test_a_bar_on_a_terminal(train, tmp_path, monkeypatch):
     assert "10/10" in text
     assert "loss=" in text
     assert "rate=" in text
+    assert re.search(r"\d (steps per s|s per step), ", text)
     assert "validation=" in text
     assert " left" not in text  # as in the lines of a file
 
@@ -388,9 +389,21 @@ def test_plain_lines_elsewhere(train, tmp_path, capsys):
     assert first.endswith(" parameters, 80 images and 16 for validation")
     assert second == f"10 steps on cpu, into {tmp_path}"
     assert [line.partition(", ")[0] for line in lines] == [*["5 of 10 steps"] * 2, *["10 of 10 steps"] * 2]
-    assert re.search(r" steps/s, \d\d:\d\d left, loss=[-\d.]+, rate=[\d.e+]+$", lines[0])
+    assert re.search(r", [\d,.]+ (steps per s|s per step), \d\d:\d\d left, loss=[-\d.]+, rate=[\d.e+]+$", lines[0])
     assert re.search(r", validation=[-\d.]+$", lines[1])
     assert last == f"done; try: jacobiflow sample {tmp_path / 'model'} -n 16 --out samples"
+
+
+def test_the_first_steps_tell_how_long_it_takes(tmp_path, monkeypatch, capsys):
+    """The step that warms up does not count, and shorter runs say nothing."""
+    for each, total, said in ((1.5, 4000, ["about 1.7 h for 3,997 steps, 1.5 s per step"]), (1.5, 20, [])):
+        now = iter([0.0, 90.0, 90.0 + 2 * each])
+        monkeypatch.setattr("jacobiflow.training.log.perf_counter", lambda now=now: next(now))
+        with Log(tmp_path, 0, total, tensorboard=False) as subject:
+            for _ in range(6):
+                subject.advance(16)
+            subject.bar.disable = True  # what closing it says is another test's
+        assert capsys.readouterr().err.splitlines() == said
 
 
 def test_the_end_as_json(train, tmp_path, capsys):
