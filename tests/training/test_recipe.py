@@ -12,9 +12,10 @@ import torch
 from jacobiflow.cli import train as command
 from jacobiflow.cli.main import main
 from jacobiflow.data.sources import DataConfig
+from jacobiflow.flows.families import recipe_files
 from jacobiflow.flows.maf import MAFConfig
 from jacobiflow.flows.tarflow import TarFlowConfig
-from jacobiflow.training.recipe import Recipe, RecipeError, TrainingConfig, recipe_files, recipe_names
+from jacobiflow.training.recipe import Recipe, RecipeError, TrainingConfig, recipe_names
 from jacobiflow.training.train import build_flow
 
 PAPER_SCALE = {  # size, patch, blocks, layers, width: the paper's table, for ImageNet the public TarFlow's

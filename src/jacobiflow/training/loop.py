@@ -29,6 +29,7 @@ from jacobiflow.core.processes import StopKey, World, peers
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Batch, prepare
+from jacobiflow.flows.checkpoint import document
 from jacobiflow.flows.flow import Flow
 from jacobiflow.training.log import Log
 from jacobiflow.training.recipe import Recipe, TrainingConfig
@@ -124,7 +125,8 @@ class Trainer:
         if config.compile:
             loss = torch.compile(loss)  # type: ignore[assignment]
         self.loss = nn.parallel.DistributedDataParallel(loss, **_no_buffers()) if world.size > 1 else loss
-        self.state = State(out, self._settings(), flow, self.optimizer, self.average)
+        more = {"total": self.total, "flow": document(flow)}
+        self.state = State(out, self._settings(), flow, self.optimizer, self.average, more)
 
     def _settings(self) -> dict[str, Any]:
         """The settings and the training images that a resumed run must share, as one flat table."""

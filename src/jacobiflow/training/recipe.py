@@ -6,8 +6,6 @@ import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +16,7 @@ from jacobiflow.core.noise import Noise
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.core.suggest import did_you_mean
 from jacobiflow.data.sources import DataConfig, DataError, Survey, survey
-from jacobiflow.flows.families import family_of, find_family, recipe_folders
+from jacobiflow.flows.families import family_of, find_family, recipe_files
 from jacobiflow.flows.tarflow import TarFlowConfig
 
 
@@ -153,13 +151,6 @@ class Recipe:
 def recipe_names() -> list[str]:
     """The bundled recipes."""
     return sorted(recipe_files())
-
-
-def recipe_files() -> dict[str, Traversable]:
-    """The bundled recipes, those of registered families too, by name."""
-    folders = [files("jacobiflow.training") / "recipes", *recipe_folders()]
-    every = [file for folder in folders for file in folder.iterdir()]
-    return {f.name.removesuffix(".toml"): f for f in every if f.name.endswith(".toml")}
 
 
 # For one's own images: their shape decides the model, their number and the machine the training
