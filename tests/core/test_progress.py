@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 
 import pytest
@@ -33,6 +35,19 @@ def test_steps_that_are_counted_tell_the_time_left(monkeypatch: pytest.MonkeyPat
         "exact answers",
         "run 9 of at most 9: auto",
     ]
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.01, "100 samples per s"), (1.42, "1.42 s per sample")])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_pace_in_words(monkeypatch: pytest.MonkeyPatch, terminal: bool, seconds: float, words: str) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    bar = progress.progress_bar(total=3000, unit="sample", initial=10)
+    bar.n, bar.start_t = 30, bar._time() - 20 * seconds
+    text = str(bar)
+    bar.disable = True
+    line = rf"30/3000 \[[\d:]+<[\d:]+, {words}\]$" if terminal else rf"^30 of 3000 samples, {words}, [\d:]+ left$"
+    assert re.search(line, text)
 
 
 def test_without_a_terminal_a_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:

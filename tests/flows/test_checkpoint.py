@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 import jacobiflow as jf
 from jacobiflow.core.files import write_atomically
@@ -209,8 +209,37 @@ def test_a_card_is_written_and_a_given_one_is_kept(tmp_path: Path) -> None:
     assert card.read_text() == "# Mine\n"
     tiny_maf(seed=3).save(tmp_path)  # further training
     assert card.read_text() == "# Mine\n"
+    card.unlink()
+    flow.save(tmp_path)
     tiny_maf(hidden=(4,)).save(tmp_path)  # another model
     assert "| hidden | (4,) |" in card.read_text()
+    edited = card.read_text().replace("parameters", "numbers")
+    card.write_text(edited)
+    flow.save(tmp_path)
+    assert card.read_text() == edited
+
+
+def test_a_readme_of_the_folder_is_kept(tmp_path: Path) -> None:
+    (tmp_path / CARD).write_bytes(b"# My project\xff")
+    tiny_maf().save(tmp_path)
+    assert (tmp_path / CARD).read_bytes() == b"# My project\xff"
+    assert same(jf.load(tmp_path), tiny_maf())
+
+
+FOREIGN = {
+    CONFIG: b'{"model_type": "gpt2"}',
+    "profile.json": b"{}",
+    "guess.safetensors": b"mine",
+    WEIGHTS: save({"x": torch.zeros(3)}, metadata={"format": "pt"}),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_files_of_others_are_not_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(FOREIGN[name])
+    with pytest.raises(CheckpointError, match=f"has a {name} that is not a jacobiflow checkpoint's: save to another"):
+        tiny_maf().save(tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {name: FOREIGN[name]}
 
 
 def test_a_card_stays_short_whatever_the_config(tmp_path: Path) -> None:
@@ -567,7 +596,16 @@ def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "empty").mkdir()
     refused("empty", "empty has no config.json: it is not a checkpoint")
     Path("empty/state.safetensors").touch()
-    refused("empty", "empty is a training that has not finished: rerun its command to finish it")
+    refused("empty", "empty has not finished, and its state cannot be read", "rerun its command to finish it")
+    Path("empty/state.safetensors").unlink()
+    Path("empty/log.jsonl").touch()
+    refused("empty", "empty is a training that has saved nothing yet: wait for its first state")
+
+
+def test_a_recipe_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "bundled_names", lambda: ["mnist"])
+    train = "train it, `jacobiflow train cifar10 --out runs/cifar10`, and load runs/cifar10"
+    refused("cifar10", f"cifar10 is a recipe, not a bundled model: {train}")
 
 
 def test_bundled_names_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

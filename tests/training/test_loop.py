@@ -154,15 +154,25 @@ def test_the_prior_variance_is_tracked(recipe, tmp_path):
 
 
 def test_averaged_weights(recipe, tmp_path):
-    subject = trainer(recipe, tmp_path, model={"volume_preserving": True}, ema=0.75)
+    subject = trainer(recipe, tmp_path, model={"volume_preserving": True}, ema=0.25)
     average = {k: v.detach().clone() for k, v in subject.flow.named_parameters()}
-    for i in range(4):
+    for i, decay in enumerate((1 / 10, 2 / 11, 0.25, 0.25)):  # (1 + step) / (10 + step) until it reaches ema
         subject.step(i, torch.arange(16) + i)
-        average = {k: 0.75 * average[k] + 0.25 * v.detach() for k, v in subject.flow.named_parameters()}
+        average = {k: decay * average[k] + (1 - decay) * v.detach() for k, v in subject.flow.named_parameters()}
     for name, value in subject.result.named_parameters():
         torch.testing.assert_close(value, average[name])
     assert torch.equal(subject.result.prior_var(), subject.flow.prior_var())
     assert not same(weights(subject.result), weights(subject.flow))
+
+
+def test_the_average_of_a_short_training_is_trained(recipe, tmp_path):
+    """A decay of 0.999 throughout would leave nine tenths of the initial weights."""
+    subject = trainer(recipe, tmp_path, ema=0.999, epochs=16)
+    before = subject.evaluate()
+    steps(subject, 80)
+    average = subject.evaluate()
+    subject.result = subject.flow
+    assert average - subject.evaluate() < 0.3 * (before - subject.evaluate())
 
 
 def test_labels_and_flips_are_for_training_only(recipe, tmp_path):
@@ -367,19 +377,33 @@ def test_a_bar_on_a_terminal(train, tmp_path, monkeypatch):
     assert "10/10" in text
     assert "loss=" in text
     assert "rate=" in text
+    assert re.search(r"\d (steps per s|s per step), ", text)
     assert "validation=" in text
     assert " left" not in text  # as in the lines of a file
 
 
 def test_plain_lines_elsewhere(train, tmp_path, capsys):
     train(tmp_path, "--training.log-every", 5)
-    first, *lines, measuring, last = capsys.readouterr().err.splitlines()
+    first, second, *lines, measuring, last = capsys.readouterr().err.splitlines()
     assert measuring == "measuring how fast sweeps converge, for plan auto"
-    assert "parameters, 80 + 16 images (training + validation), 10 steps on 1 x cpu" in first
+    assert first.endswith(" parameters, 80 images and 16 for validation")
+    assert second == f"10 steps on cpu, into {tmp_path}"
     assert [line.partition(", ")[0] for line in lines] == [*["5 of 10 steps"] * 2, *["10 of 10 steps"] * 2]
-    assert re.search(r" steps/s, \d\d:\d\d left, loss=[-\d.]+, rate=[\d.e+]+$", lines[0])
+    assert re.search(r", [\d,.]+ (steps per s|s per step), \d\d:\d\d left, loss=[-\d.]+, rate=[\d.e+]+$", lines[0])
     assert re.search(r", validation=[-\d.]+$", lines[1])
     assert last == f"done; try: jacobiflow sample {tmp_path / 'model'} -n 16 --out samples"
+
+
+def test_the_first_steps_tell_how_long_it_takes(tmp_path, monkeypatch, capsys):
+    """The step that warms up does not count, and shorter runs say nothing."""
+    for each, total, said in ((1.5, 4000, ["about 1.7 h for 3,997 steps, 1.5 s per step"]), (1.5, 20, [])):
+        now = iter([0.0, 90.0, 90.0 + 2 * each])
+        monkeypatch.setattr("jacobiflow.training.log.perf_counter", lambda now=now: next(now))
+        with Log(tmp_path, 0, total, tensorboard=False) as subject:
+            for _ in range(6):
+                subject.advance(16)
+            subject.bar.disable = True  # what closing it says is another test's
+        assert capsys.readouterr().err.splitlines() == said
 
 
 def test_the_end_as_json(train, tmp_path, capsys):

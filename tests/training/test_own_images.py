@@ -13,7 +13,7 @@ from PIL import Image
 import jacobiflow as jf
 from jacobiflow.cli.main import main
 from jacobiflow.data.sources import DataConfig, DataError, survey
-from jacobiflow.training.recipe import recipe_for
+from jacobiflow.training.recipe import recipe_for, said_of_images
 
 CPU = torch.device("cpu")
 
@@ -59,17 +59,63 @@ def test_nothing_to_look_at(tmp_path: Path) -> None:
 
 
 def test_the_recipe_follows_the_images(photos: Path, tmp_path: Path) -> None:
-    recipe, said = recipe_for(str(photos), CPU)
+    recipe, data = recipe_for(str(photos), CPU)
     shape = recipe.model.image_size, recipe.model.image_channels, recipe.model.num_classes
     assert shape == (8, 1, 2)
     assert recipe.training.batch_size == 6
-    assert said == "12 images, 8 x 8 grey, 2 classes: patches of 1, 64 positions"
+    assert recipe.training.epochs == 300  # 4,000 steps would be 2,000
+    assert said_of_images(recipe, data) == [
+        "12 images, 8 x 8 grey, 2 classes (cat, dog)",
+        "model: patches of 1 x 1, 64 positions, 6 blocks of width 128",
+    ]
     for i in range(8):
         save(tmp_path / f"mixed/{i}.jpg", 40 + i, 50)
-    recipe, said = recipe_for(str(tmp_path / "mixed"), CPU)
-    assert (recipe.model.image_size, recipe.model.patch_size, recipe.model.num_classes) == (39, 3, 0)
-    assert said.startswith("8 images, 8 sizes from 40 x 50 to 47 x 50 colour, no classes")
-    assert said.endswith("images are cropped to squares and resized to 39 x 39 (see --data.fit)")
+    recipe, data = recipe_for(str(tmp_path / "mixed"), CPU)
+    assert (recipe.model.image_size, recipe.model.patch_size, recipe.model.num_classes) == (42, 6, 0)
+    assert said_of_images(recipe, data)[:2] == [
+        "8 images, 8 sizes from 40 x 50 to 47 x 50 colour, no classes",
+        "images are cropped to squares and resized to 42 x 42 (see --data.fit)",
+    ]
+    assert recipe_for(str(tmp_path / "mixed"), torch.device("cuda"))[0].model.length == 196  # the machine counts
+
+
+def test_one_thin_image_does_not_decide_the_size(tmp_path: Path) -> None:
+    for i in range(9):
+        save(tmp_path / f"{i}.png", 32, 40)
+    save(tmp_path / "thin.png", 3, 200)
+    recipe, data = recipe_for(str(tmp_path), CPU)
+    assert (data.side, recipe.model.image_size) == (32, 32)
+
+
+def test_what_is_said_follows_the_flags(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--model.image-size 4 --model.patch-size 2 --model.num-classes 0 --training.label-drop 0 --data.fit pad"
+    size = "--model.width 16 --model.head-dim 16 --model.blocks 2 --training.epochs 1"
+    out = str(tmp_path / "run")
+    assert main(["train", "--images", str(photos), "--out", out, *flags.split(), *size.split()]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[:3] == [
+        "12 images, 8 x 8 grey, classes not used",
+        "images are resized to 4 x 4 (see --data.fit)",
+        "model: patches of 2 x 2, 4 positions, 2 blocks of width 16",
+    ]
+    assert said[4] == f"1 steps on cpu, into {out}"
+    assert max(map(len, said[:4])) <= 80
+
+
+def test_a_recipe_says_how_it_changes_images(
+    recipe: Path, train: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "photos"
+    for i in range(20):
+        save(source / f"{'cat' if i % 2 else 'dog'}/{i}.png", 12, 10)
+    train(tmp_path / "run", "--data.source", source, "--training.epochs", 1)
+    first = capsys.readouterr().err.splitlines()[0]
+    changed = "images are cropped to squares and resized to 8 x 8 (see --data.fit) and turned grey"
+    assert first == f"{source}: 12 x 10 colour: {changed}"
+    train(tmp_path / "other", "--training.epochs", 1)
+    assert "images are" not in capsys.readouterr().err
+    assert jf.load(tmp_path / "run").class_names == ("cat", "dog")
+    assert jf.load(tmp_path / "other").class_names == ()  # arrays have no names
 
 
 def test_train_and_load_the_run(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +127,15 @@ def test_train_and_load_the_run(photos: Path, tmp_path: Path, capsys: pytest.Cap
         assert begun in capsys.readouterr().err
     flow = jf.load(out)  # the folder of the run
     assert flow.config.noise == "gaussian"
+    assert flow.class_names == ("cat", "dog")
     assert flow.sample(2, labels=1, plan="sequential", seed=0).x.shape == (2, 1, 8, 8)
+    sample = ["sample", str(out), "-n", "4", "--plan", "sequential", "--out", str(tmp_path / "out")]
+    assert main([*sample, "--labels", "dog,0"]) == 0
+    assert np.load(tmp_path / "out" / "samples.npz")["labels"].tolist() == [1, 0, 1, 0]
+    capsys.readouterr()
+    assert main([*sample, "--labels", "dgo", "--force"]) == 2
+    known = "names (cat, dog)"
+    assert f"--labels takes {known}, numbers and ranges such as 0-9 or 1,3,5-7, not 'dgo'" in capsys.readouterr().err
 
 
 def test_a_folder_must_follow(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from jacobiflow.cli import train as command
 from jacobiflow.cli.main import main
 from jacobiflow.data.sources import DataConfig
+from jacobiflow.flows.families import recipe_files
 from jacobiflow.flows.maf import MAFConfig
 from jacobiflow.flows.tarflow import TarFlowConfig
-from jacobiflow.training.recipe import Recipe, RecipeError, TrainingConfig, recipe_files, recipe_names
+from jacobiflow.training.recipe import Recipe, RecipeError, TrainingConfig, recipe_names
 from jacobiflow.training.train import build_flow
 
 PAPER_SCALE = {  # size, patch, blocks, layers, width: the paper's table, for ImageNet the public TarFlow's
@@ -102,6 +104,7 @@ OTHER = {
         "volume_preserving": True,
         "noise_std": 0.25,
         "noise": "gaussian",
+        "class_names": ("a", "b", "c", "d"),
     },
     MAFConfig: {
         "features": 9,
@@ -261,6 +264,17 @@ def test_the_api_checks_what_the_file_does():
         TrainingConfig(noise="pink")
     with pytest.raises(TypeError, match="learning_rate"):
         TrainingConfig(learning_rate=1.0)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mnist-cpu", TarFlowConfig), ("mnist-maf", MAFConfig)])
+def test_help_of_the_model(monkeypatch, capsys, name, kind):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["train", name, "--help"]) == 0
+    text = capsys.readouterr().out
+    options = dict(re.findall(r"^  --model\.([\w-]+)[^\n]*\n((?: {8}.*\n)+)", text, re.MULTILINE))
+    for field in fields(kind):
+        said = " ".join(options[field.name.replace("_", "-")].split()).partition("(default")[0].strip()
+        assert re.fullmatch(r"\w.{10,}\.", said), field.name
 
 
 def test_help(monkeypatch, capsys):

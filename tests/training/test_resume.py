@@ -174,6 +174,34 @@ def test_cut_anywhere(short, recipe, train, tmp_path, monkeypatch, where, name, 
     assert names[0] == names[1]
 
 
+@pytest.mark.parametrize("ema", ["0", "0.9"])
+def test_the_folder_of_an_unfinished_run_is_a_model(recipe, tmp_path, monkeypatch, ema):
+    """Its last saved weights, averaged if there is an average, and one line says of which step."""
+    monkeypatch.setattr(loop.Trainer, "picture", None)
+    seen: list[dict[str, torch.Tensor]] = []
+    real = state.State.save
+
+    def stop(self: state.State, step: int) -> None:
+        real(self, step)
+        if step == 14:
+            seen.append({k: v.clone() for k, v in (self.average or self.model).state_dict().items()})
+            raise Killed
+
+    monkeypatch.setattr(state.State, "save", stop)
+    flags = ("--training.epochs", "4", "--training.ema", ema, "--training.sample-every", "0")
+    with pytest.raises(Killed):
+        main([*map(str, command(recipe, tmp_path, *flags))][1:])
+    kind = "averaged weights" if ema != "0" else "weights"
+    with pytest.warns(
+        RuntimeWarning, match=f"{tmp_path} has not finished training: these are its {kind} after step 14 of 20"
+    ):
+        flow = jf.load(tmp_path)
+    assert flow.config.noise == "gaussian"
+    assert flow.state_dict().keys() == seen[0].keys()
+    assert all(torch.equal(v, seen[0][k]) for k, v in flow.state_dict().items())
+    assert flow.sample(2, labels=0, plan="sequential", seed=0).x.isfinite().all()
+
+
 def test_a_repeated_sigterm_does_not_cut_the_save_short(short, recipe, train, tmp_path, monkeypatch, capsys):
     whole, entries = short
 
@@ -447,7 +475,7 @@ def test_a_process_that_loses_another_ends_with_one_line(undisturbed, recipe, tr
         left = (other, leader)[victim]
         _, text = left.communicate(timeout=PATIENCE)
     assert left.returncode == 2, text
-    said = [line for line in text.splitlines() if " steps" not in line]
+    said = [line for line in text.splitlines() if " steps" not in line and " parameters, " not in line]
     assert said == ["jacobiflow train: another process has ended: run the same command again to resume"]
     assert_close(train(tmp_path, *LONG), entries)
 

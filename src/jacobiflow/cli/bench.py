@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     args.decoding.check(names)
     flow = args.flow.load("jacobiflow.flows.compare")
     largest, backend = max(args.batch), args.decoding.backend
-    labels = cli.parse_labels(args.flow.labels, largest, flow.num_classes)
+    labels = cli.parse_labels(args.flow.labels, largest, flow.num_classes, flow.class_names)
     guidance = args.guidance.for_flow(flow, args.flow.labels, backend)
 
     def options(plan: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class FlowOptions:
     model: Annotated[tyro.conf.Positional[str], option("MODEL")]
     """A bundled name, a checkpoint folder or a hub id."""
     labels: Annotated[str | None, option("LABELS")] = None
-    """Classes, in turn: 3, 0-9 or 1,3,5-7. Default: no label."""
+    """Classes, in turn: 3, 0-9, 1,3,5-7 or cat,dog. Default: no label."""
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     threads: Annotated[int | None, option("N")] = None
@@ -188,17 +188,17 @@ def _tidy(text: str, off: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", text)
 
 
-def parse_labels(text: str | None, n: int, classes: int) -> torch.Tensor | None:
-    """Labels of n samples from "3", "0-9" or "0,2,5-7", in turn; None and "none" are no labels.
+def parse_labels(text: str | None, n: int, classes: int, names: Sequence[str] = ()) -> torch.Tensor | None:
+    """Labels of n samples from "3", "0-9", "0,2,5-7" or names, in turn; None and "none" are no labels.
 
-    >>> parse_labels("0-2,7", 6, 10).tolist()
+    >>> parse_labels("0-2,dog", 6, 8, [*"abcdefg", "dog"]).tolist()
     [0, 1, 2, 7, 0, 1]
     """
-    return labels_in_turn(label_cycle(text, classes), range(n))
+    return labels_in_turn(label_cycle(text, classes, names), range(n))
 
 
-def label_cycle(text: str | None, classes: int) -> tuple[int, ...]:
-    """The labels that samples take in turn; () is none."""
+def label_cycle(text: str | None, classes: int, names: Sequence[str] = ()) -> tuple[int, ...]:
+    """The labels that samples take in turn; () is none. names: of the classes, where known."""
     if text is None or text == "none":
         return ()
     if not classes:
@@ -206,8 +206,12 @@ def label_cycle(text: str | None, classes: int) -> tuple[int, ...]:
     labels: list[int] = []
     for part in text.split(","):
         found = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
+        if found is None and part.strip() in names:
+            labels.append(list(names).index(part.strip()))
+            continue
         if found is None:
-            raise ValueError(f"--labels takes numbers and ranges such as 0-9 or 1,3,5-7, not {text!r}")
+            known = f"names ({', '.join(names)}), " if names else ""
+            raise ValueError(f"--labels takes {known}numbers and ranges such as 0-9 or 1,3,5-7, not {text!r}")
         low, high = int(found[1]), int(found[2] or found[1])
         if high < low or high >= classes:
             raise ValueError(f"--labels {part.strip()} is outside 0-{classes - 1}")

@@ -90,7 +90,7 @@ def settings(args: Args, flow: Flow) -> Settings:
     args.guidance.for_flow(flow, args.flow.labels, args.decoding.backend)
     return Settings(
         n=args.n,
-        labels=cli.label_cycle(args.flow.labels, flow.num_classes),
+        labels=cli.label_cycle(args.flow.labels, flow.num_classes, flow.class_names),
         plan=args.plan if args.plan in PLANS else flow.plan(args.plan).to_json(),
         denoise=args.denoise,
         device=next(flow.parameters()).device.type,

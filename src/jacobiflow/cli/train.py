@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from jacobiflow.cli.options import note, parse, pick_device
+from jacobiflow.cli.options import parse, pick_device
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.tables import listing
-from jacobiflow.data.sources import DataConfig
+from jacobiflow.data.sources import DataConfig, survey
 from jacobiflow.training.log import last
 from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_for, recipe_names
 from jacobiflow.training.train import train
@@ -69,17 +69,17 @@ def main(argv: Sequence[str]) -> None:
     if infer and (len(argv) < 2 or argv[1].startswith("-")):
         raise ValueError("--images takes a folder of images, an .npz file or a dataset id")
     command, rest = argv[: 1 + infer], argv[1 + infer :]
-    recipe, inferred = recipe_for(argv[1], pick_device("auto")) if infer else (Recipe.load(argv[0]), "")
+    recipe, data = recipe_for(argv[1], pick_device("auto")) if infer else (Recipe.load(argv[0]), None)
     out = Path("runs") / Path(command[-1]).stem
     default = Args(model=recipe.model, data=recipe.data, training=recipe.training, out=out)
     kind: Any = Args
     args = parse(kind[type(recipe.model)], rest, command=f"train {' '.join(command)}", default=default)
+    if data is not None and args.data != recipe.data:
+        data = survey(args.data)
     recipe = Recipe(model=args.model, data=args.data, training=args.training, about=recipe.about)
     world = World.from_environment()
     try:
-        if inferred and world.leader:
-            note(f"{argv[1]}: {inferred}")
-        train(recipe, args.out, pick_device(args.device), world)
+        train(recipe, args.out, pick_device(args.device), world, data)
         if args.json and world.leader:
             doc = {"out": str(args.out), "model": str(args.out / "model"), **last(args.out)}
             print(json.dumps(doc, indent=2, allow_nan=False))

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
         raise ValueError(f"--save: {args.flow.model} is not a checkpoint folder, leave it out")
     flow = args.flow.load("jf.tune")
     guidance = args.guidance.for_flow(flow, args.flow.labels)
-    labels = cli.parse_labels(args.flow.labels, args.batch + ROWS, flow.num_classes)
+    labels = cli.parse_labels(args.flow.labels, args.batch + ROWS, flow.num_classes, flow.class_names)
     if args.out.is_dir():
         raise ValueError(f"--out {args.out} is a folder: give the file to write")
     cli.make_folder(args.out.parent, [args.out.name], force=args.force)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import json
 import math
 import os
 import re
@@ -17,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from jacobiflow.core.results import JacobiflowError, one_line
 
+STATE = "state.safetensors"  # of a training
+STATE_ERRORS = (OSError, SafetensorError, KeyError, TypeError, RuntimeError, ValueError)  # of one that is damaged
 LEFTOVER_SECONDS = 3600.0  # no write takes longer
 MAX_TEXT_BYTES = 16 * 2**20  # bytes of a config, a plan, a recipe
 
@@ -110,6 +113,18 @@ def read_text(path: Path) -> str:
     """The text of a plain file of at most 16 MiB."""
     check_plain(path, MAX_TEXT_BYTES)
     return path.read_text(encoding="utf-8")
+
+
+def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a training says of the state that it saved, and its tensors; STATE_ERRORS if it is damaged."""
+    check_plain(path)
+    with safe_open(path, framework="pt") as f:
+        about = json.loads(f.metadata()["about"])
+        tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
+    stored = about.pop("checksum")
+    if stored != checksum(tensors, json.dumps(about) if "version" in about else ""):  # 1: values only
+        raise ValueError("its checksum is wrong")
+    return about, tensors
 
 
 def checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:

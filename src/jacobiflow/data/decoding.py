@@ -62,10 +62,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Images:
-    """Images, uint8 [N, C, H, W], and their labels, int64 [N] or None."""
+    """Images, uint8 [N, C, H, W], their labels, int64 [N] or None, and the names of the classes, where known."""
 
     pixels: Tensor
     labels: Tensor | None = None
+    classes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pixels)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
+from statistics import median_low
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ def load_images(
     if failed := failed + also:
         count = f"{len(failed)} of {len(rows) + len(held_rows)} images"
         warnings.warn(f"{config.source}: {count} cannot be read and are left out: {_some(failed)}", stacklevel=2)
-    return seen, unseen
+    return replace(seen, classes=train.classes if num_classes else ()), unseen
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class Survey:
     sizes: tuple[tuple[int, int], ...]  # width and height, sorted
     channels: int  # 1 if all are grey, else 3
     classes: int  # 0 if there are no labels
+    names: tuple[str, ...] = ()  # of the classes, where known
+    side: int = 0  # the median of the shorter sides
 
     def __str__(self) -> str:
         low, high = (f"{w} x {h}" for w, h in (self.sizes[0], self.sizes[-1]))
@@ -97,18 +100,24 @@ def survey(config: DataConfig) -> Survey:
     """Look at a source without decoding it: sizes and colours of up to SURVEYED images, and the classes."""
     part, _ = _open(config)
     rows = np.unique(np.linspace(0, len(part) - 1, min(len(part), SURVEYED)).astype(np.int64))
-    seen = set[tuple[int, int, int]]()
+    seen = list[tuple[int, int, int]]()
     for _, content in part.items(rows):
         with suppress(Exception):  # damaged ones are named when they are read
-            seen.add(look(content))
+            seen.append(look(content))
     if not seen:
         raise DataError(f"{part.name}: none of {len(rows)} images can be read")
     try:
         classes = int(part.labels().max()) + 1
     except DataError:
         classes = 0
-    sizes = tuple(sorted({(w, h) for w, h, _ in seen}))
-    return Survey(len(part), sizes, max(c for *_, c in seen), classes if classes > 1 else 0)
+    return Survey(
+        count=len(part),
+        sizes=tuple(sorted({(w, h) for w, h, _ in seen})),
+        channels=max(c for *_, c in seen),
+        classes=classes if classes > 1 else 0,
+        names=part.classes if classes > 1 else (),
+        side=median_low(min(w, h) for w, h, _ in seen),
+    )
 
 
 def _open(config: DataConfig) -> tuple[Part, Part | None]:

@@ -53,10 +53,12 @@ def family_of(config: Any) -> type[Any]:
     return next(family for family in families if family.config_type is type(config))
 
 
-def recipe_folders() -> list[Traversable]:
-    """The folders of recipes that come with registered families."""
-    folders = [files(entry.module.rpartition(".")[0]) / "recipes" for entry in registered()]
-    return [folder for folder in folders if folder.is_dir()]
+def recipe_files() -> dict[str, Traversable]:
+    """The bundled recipes, those of registered families too, by name."""
+    homes = ["jacobiflow.training", *(entry.module.rpartition(".")[0] for entry in registered())]
+    folders = [folder for home in homes if (folder := files(home) / "recipes").is_dir()]
+    every = [file for folder in folders for file in folder.iterdir()]
+    return {f.name.removesuffix(".toml"): f for f in every if f.name.endswith(".toml")}
 
 
 def upgrade(doc: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -128,6 +128,11 @@ class Flow(nn.Module, ABC):
         return 0
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes; () if they are not known."""
+        return ()
+
+    @property
     def context_features(self) -> int:
         """How many numbers of context a row needs; 0: it takes none."""
         return 0
@@ -420,7 +425,7 @@ class Flow(nn.Module, ABC):
             max_deviation = None
         setting |= {"tol": tol, "init": init, "max_deviation": max_deviation, "on_failure": on_failure}
         parts: list[Decoded] = []
-        with progress_bar(desc="sampling", unit=" samples", total=n, disable=not progress) as bar:
+        with progress_bar(desc="sampling", unit="sample", total=n, disable=not progress) as bar:
             for rows in (slice(i, i + size) for i in range(0, max(n, 1), size)):
                 label, own = _part(labels, rows, 1), _part(context, rows, 2)
                 out = self.decode(z[rows], plan, labels=label, context=own, warn=False, **setting)

@@ -32,30 +32,28 @@ Scale = Literal["softplus", "sigmoid", "exp"]
 class MAFConfig:
     """The shape of a MAF (transform "affine") or an NSF ("spline").
 
-    hidden: widths of the masked MLP; residual: see `MaskedMLP`.
-    scale: how a positive scale is made: z = (softplus(u) + min_scale) x + b, the same with a
-        sigmoid, or TarFlow's z = (x - b) exp(-a). min_scale bounds how far the inverse stretches.
-    order: "reversed" turns the features around in every second block, "random" shuffles them in
-        every block (by order_seed), "same" leaves them; or one permutation for each block.
-    bins, bound: of the spline, which is the identity outside [-bound, bound].
+    scale is how a positive scale is made: z = (softplus(u) + min_scale) x + b, the same with a sigmoid,
+    or TarFlow's z = (x - b) exp(-a). For residual see `MaskedMLP`.
     """
 
     ORDERS: ClassVar[tuple[str, ...]] = ("reversed", "random", "same")
 
-    features: int
-    context: int = 0
-    blocks: int = 8
-    hidden: tuple[int, ...] = (512, 512)
-    transform: Transform = "affine"
-    residual: bool = False
-    activation: Activation = "relu"
-    scale: Scale = "softplus"
-    min_scale: float = 1e-3
+    features: int  # Numbers of one x; images are grey squares of that many pixels.
+    context: int = 0  # Numbers of context that a row needs; images bring none.
+    blocks: int = 8  # Blocks of the flow, each a masked MLP.
+    hidden: tuple[int, ...] = (512, 512)  # Widths of the hidden layers.
+    transform: Transform = "affine"  # affine is MAF, spline is NSF.
+    residual: bool = False  # Residual blocks of two layers, which need equal widths.
+    activation: Activation = "relu"  # Of the hidden layers.
+    scale: Scale = "softplus"  # How affine maps make a positive scale.
+    min_scale: float = 1e-3  # Floor of softplus and sigmoid; bounds how far the inverse stretches.
+    # How each block takes the features: every second one turned around, all shuffled, as they are; or permutations.
     order: Literal["reversed", "random", "same"] | tuple[tuple[int, ...], ...] = "reversed"
-    order_seed: int = 0
-    bins: int = 8
-    bound: float = 5.0
-    noise: Noise | None = field(default=None, repr=False, compare=False)  # of training; None: unknown
+    order_seed: int = 0  # Seed of random orders.
+    bins: int = 8  # Bins of a spline.
+    bound: float = 5.0  # A spline is the identity outside of [-bound, bound].
+    # Noise of the training data; training records it. None: unknown.
+    noise: Noise | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         widths = self.hidden if isinstance(self.hidden, Iterable) else ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from reprlib import repr as short
 from typing import ClassVar
 
 import torch
@@ -28,21 +29,23 @@ class TarFlowConfig:
     """The shape of a TarFlow and the noise that it was trained with.
 
     The sequence has (image_size / patch_size)^2 positions of image_channels * patch_size^2 numbers.
-    num_classes 0 is an unconditional model. noise_std is the Gaussian noise of training, on images
-    in [-1, 1], that `denoise` removes; 0 means that training dequantised instead.
+    noise_std is the noise that `denoise` removes; 0 means that training dequantised instead.
     """
 
-    image_size: int
-    image_channels: int = 3
-    patch_size: int = 4
-    width: int = 256
-    blocks: int = 8
-    layers_per_block: int = 8
-    head_dim: int = 64
-    num_classes: int = 0
-    volume_preserving: bool = False
-    noise_std: float = 0.0
-    noise: Noise | None = field(default=None, repr=False, compare=False)  # of training; None: unknown
+    image_size: int  # Height and width of the images, in pixels.
+    image_channels: int = 3  # 3 for colour images, 1 for grey ones.
+    patch_size: int = 4  # Side of a patch, in pixels.
+    width: int = 256  # Width of the transformers, a multiple of head_dim.
+    blocks: int = 8  # Blocks of the flow, each a transformer.
+    layers_per_block: int = 8  # Layers of each transformer.
+    head_dim: int = 64  # Width of one attention head.
+    num_classes: int = 0  # Classes of the labels; 0: the model takes none.
+    volume_preserving: bool = False  # Blocks shift only, without scales.
+    noise_std: float = 0.0  # Of the gaussian noise of training, on images in [-1, 1].
+    # Noise of the training data; training records it. None: unknown.
+    noise: Noise | None = field(default=None, repr=False, compare=False)
+    # Names of the classes; empty: those of the data.
+    class_names: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         set_ints(self, "TarFlowConfig", image_size=1, image_channels=1, patch_size=1, width=1, head_dim=1)
@@ -55,6 +58,12 @@ class TarFlowConfig:
             raise ValueError(f"TarFlowConfig.width {self.width} is no multiple of head_dim {self.head_dim}")
         if number("TarFlowConfig.noise_std", self.noise_std) < 0:
             raise ValueError(f"TarFlowConfig.noise_std must be finite and not negative, not {self.noise_std}")
+        names = tuple(self.class_names)
+        if names and (len(set(names)) != self.num_classes or len(names) != self.num_classes):
+            raise ValueError(
+                f"TarFlowConfig.class_names must be {self.num_classes} different names, not {short(names)}"
+            )
+        object.__setattr__(self, "class_names", names)
 
     @property
     def length(self) -> int:
@@ -161,6 +170,10 @@ class TarFlow(Flow):
     @property
     def num_classes(self) -> int:
         return self.config.num_classes
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.config.class_names
 
     def to_sequence(self, x: Tensor) -> Tensor:
         """Patches row by row; inside a patch channel, row, column."""

@@ -187,7 +187,7 @@ def _finish_shards(job: Job, flow: Flow, folder: Path, world: World) -> Outcome 
     """Make all shards that are missing or damaged; the leader returns the outcome."""
     torch.set_num_threads(job.settings.threads)
     group, shown = world.patient_group(), {"total": job.settings.n, "initial": job.finished(folder)}
-    bar = progress_bar(unit=" samples", smoothing=0, disable=not world.leader, **shown)
+    bar = progress_bar(unit="sample", smoothing=0, disable=not world.leader, **shown)
     with StopKey() as stop, bar:
         missing, looked = list[tuple[int, int]](), time.monotonic()
         for number in range(world.rank, job.count, world.size):

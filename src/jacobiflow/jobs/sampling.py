@@ -112,7 +112,7 @@ def draw(
     A sample that is not finite, before or after denoising, is NaN throughout and counts as NONFINITE.
     """
     parts: list[Decoded] = []
-    with progress_bar(total=len(rows), unit=" samples", disable=not progress) as bar:
+    with progress_bar(total=len(rows), unit="sample", disable=not progress) as bar:
         for some in (rows[i : i + batch] for i in range(0, len(rows), batch)):
             options = settings.decode_options(some)
             z = flow.noise(len(some), settings.seed, start=some.start)

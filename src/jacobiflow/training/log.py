@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
+import sys
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from jacobiflow.core.files import write_text
-from jacobiflow.core.progress import progress_bar
+from jacobiflow.core.progress import in_time, pace, progress_bar
 from jacobiflow.core.records import as_json
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.core.suggest import pip_install
+
+TIMED = 2  # steps whose time gives the estimate; the one before them warms up
+WORTH_SAYING = 60.0  # seconds
 
 
 class Log:
@@ -25,9 +29,10 @@ class Log:
         self.path = folder / "log.jsonl"
         self.board = _board(folder / "tensorboard", step) if tensorboard else None
         write_text(self.path, "".join(f"{json.dumps(e)}\n" for e in entries(folder) if e["step"] <= step))
-        self.bar = progress_bar(total=total, initial=step, unit=" steps")
+        self.bar = progress_bar(total=total, initial=step, unit="step")
         self.shown: dict[str, str] = {}
-        self.since, self.images = time.perf_counter(), 0  # for the rate
+        self.since, self.images = perf_counter(), 0  # for the rate
+        self.left, self.steps, self.first = total - step, 0, 0.0  # for the estimate
 
     def __enter__(self) -> Log:
         return self
@@ -38,13 +43,21 @@ class Log:
             self.board.close()
 
     def advance(self, images: int) -> None:
-        """Count one step of so many images."""
+        """Count one step of so many images. The first steps tell how long all of them take."""
         self.bar.update()
         self.images += images
+        self.steps += 1
+        if self.steps == 1:
+            self.first = perf_counter()
+        elif self.steps == 1 + TIMED:
+            each, left = (perf_counter() - self.first) / TIMED, self.left - self.steps
+            if each * left >= WORTH_SAYING:
+                said = f"about {in_time(each * left)} for {left:,} steps, {pace(1 / each, 'step')}"
+                self.bar.write(said, file=sys.stderr)
 
     def rate(self) -> float:
         """Images per second since the last call."""
-        now = time.perf_counter()
+        now = perf_counter()
         rate = self.images / (now - self.since)
         self.since, self.images = now, 0
         return rate

@@ -13,13 +13,13 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from jacobiflow.core.files import checksum, remove_leftovers, write_errors
 from jacobiflow.core.hardware import has_bfloat16
@@ -29,6 +29,7 @@ from jacobiflow.core.processes import StopKey, World, peers
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Batch, prepare
+from jacobiflow.flows.checkpoint import document
 from jacobiflow.flows.flow import Flow
 from jacobiflow.training.log import Log
 from jacobiflow.training.recipe import Recipe, TrainingConfig
@@ -55,6 +56,24 @@ def learning_rate(step: int, steps_per_epoch: float, total: int, config: Trainin
     done = (step - warmup) / max(total - warmup, 1)
     half = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
     return config.final_lr + (config.lr - config.final_lr) * half
+
+
+def decay_of_average(step: int, ema: float) -> float:
+    """The decay of the averaged weights after `step` steps: small at first, so that initial weights are forgotten.
+
+    >>> [round(decay_of_average(step, 0.999), 3) for step in (0, 90, 10_000)]
+    [0.1, 0.91, 0.999]
+    """
+    return min(ema, (1 + step) / (10 + step))
+
+
+@torch.no_grad()
+def update_average(average: nn.Module, module: nn.Module, decay: float) -> None:
+    """Move averaged weights towards those of `module`; buffers are not averaged."""
+    for mean, weight in zip(average.parameters(), module.parameters(), strict=True):
+        mean.lerp_(weight, 1 - decay)
+    for mine, its in zip(average.buffers(), module.buffers(), strict=True):
+        mine.copy_(its)
 
 
 def batches(count: int, size: int, seed: int, step: int) -> Iterator[Tensor]:
@@ -100,18 +119,14 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             flow.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
-        self.ema: AveragedModel | None = None
-        self.average: Flow | None = None
-        if config.ema:
-            self.ema = AveragedModel(flow, multi_avg_fn=get_ema_multi_avg_fn(config.ema))  # type: ignore[no-untyped-call]
-            self.ema.n_averaged.fill_(1)  # 0 would replace the initial weights in the first step
-            self.average = self.ema.module  # type: ignore[assignment]
+        self.average: Flow | None = deepcopy(flow) if config.ema else None
         self.result = self.average or flow
         loss: nn.Module = Loss(flow, config.tol)
         if config.compile:
             loss = torch.compile(loss)  # type: ignore[assignment]
         self.loss = nn.parallel.DistributedDataParallel(loss, **_no_buffers()) if world.size > 1 else loss
-        self.state = State(out, self._settings(), flow, self.optimizer, self.average)
+        more = {"total": self.total, "flow": document(flow)}
+        self.state = State(out, self._settings(), flow, self.optimizer, self.average, more)
 
     def _settings(self) -> dict[str, Any]:
         """The settings and the training images that a resumed run must share, as one flat table."""
@@ -179,8 +194,8 @@ class Trainer:
         var = self.flow.prior_var() if getattr(self.flow.config, "volume_preserving", False) else None
         if var is not None:  # learned as a running mean of z^2, which is in units of the present variance
             var.lerp_(var * self.world.mean(z_squared), 0.1)
-        if self.ema is not None:
-            self.ema.update_parameters(self.flow)
+        if self.average is not None:
+            update_average(self.average, self.flow, decay_of_average(step, config.ema))
         return loss, norm
 
     def backward(self, batch: Batch) -> tuple[float, Tensor]:

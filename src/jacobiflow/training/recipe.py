@@ -6,8 +6,6 @@ import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,8 +15,8 @@ from jacobiflow.core.files import read_text
 from jacobiflow.core.noise import Noise
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.core.suggest import did_you_mean
-from jacobiflow.data.sources import DataConfig, DataError, survey
-from jacobiflow.flows.families import family_of, find_family, recipe_folders
+from jacobiflow.data.sources import DataConfig, DataError, Survey, survey
+from jacobiflow.flows.families import family_of, find_family, recipe_files
 from jacobiflow.flows.tarflow import TarFlowConfig
 
 
@@ -57,7 +55,7 @@ class TrainingConfig:
     tol: float = 1e-4  # Of the sweeps that draw samples, for losses of samples. Loose ones bias gradients.
     label_drop: float = 0.0  # Share of labels that are dropped, so that the model also learns without.
     flip: bool = False  # Mirror each image with probability 1/2.
-    ema: float = 0.0  # Decay of the averaged weights, which then are the result; 0: no average.
+    ema: float = 0.0  # Decay of averaged weights, smaller in early steps; they are the result. 0: no average.
     seed: int = 0  # Seed of initial weights, data order, noise, flips and dropped labels.
     bf16: bool | None = None  # Compute in bfloat16 where that is safe; default: on CUDA, not on CPUs.
     compile: bool = False  # Use torch.compile: it starts slowly, then steps are faster.
@@ -155,28 +153,23 @@ def recipe_names() -> list[str]:
     return sorted(recipe_files())
 
 
-def recipe_files() -> dict[str, Traversable]:
-    """The bundled recipes, those of registered families too, by name."""
-    folders = [files("jacobiflow.training") / "recipes", *recipe_folders()]
-    every = [file for folder in folders for file in folder.iterdir()]
-    return {f.name.removesuffix(".toml"): f for f in every if f.name.endswith(".toml")}
-
-
 # For one's own images: their shape decides the model, their number and the machine the training
 
 MAX_SIDE = 64  # larger images take more than small models and a CPU can give
-MAX_PATCHES = 16  # per side
-STEPS = {"cpu": 4000, "cuda": 50_000}
+MAX_PATCHES = {"cpu": 8, "cuda": 16}  # per side
+STEPS = {"cpu": 4000, "cuda": 50_000}  # on two cores, an hour or less
+MAX_EPOCHS = 300  # few images are learned by heart sooner
 
 
-def recipe_for(source: str, device: torch.device) -> tuple[Recipe, str]:
-    """A recipe for the images of `source`, and what was inferred, in words."""
+def recipe_for(source: str, device: torch.device) -> tuple[Recipe, Survey]:
+    """A recipe for the images of `source`, and what they are."""
     config = DataConfig(source=source)
     data = survey(config)
     if data.count < 4:
         raise DataError(f"{source} holds {data.count} images: training needs 4 or more")
-    side, patch = image_side(min(min(size) for size in data.sizes))
     cuda, batch = device.type == "cuda", min(64, data.count // 2)
+    kind = "cuda" if cuda else "cpu"
+    side, patch = image_side(data.side, MAX_PATCHES[kind])
     model = TarFlowConfig(
         image_size=side,
         image_channels=data.channels,
@@ -188,28 +181,66 @@ def recipe_for(source: str, device: torch.device) -> tuple[Recipe, str]:
         noise_std=0.1 if side <= 32 else 0.07,
     )
     training = TrainingConfig(
-        epochs=max(1, round(STEPS["cuda" if cuda else "cpu"] * batch / data.count)),
+        epochs=min(max(1, round(STEPS[kind] * batch / data.count)), MAX_EPOCHS),
         batch_size=batch,
         lr=3e-4 if cuda else 1e-3,
         clip=1.0,
         ema=0.999,
         label_drop=0.1 if data.classes else 0.0,
+        save_every=100,
     )
-    labels = f"{data.classes} classes" if data.classes else "no classes"
-    said = f"{data.count:,} images, {data}, {labels}: patches of {patch}, {model.length} positions"
-    if data.sizes != ((side, side),):
-        said += f"; images are cropped to squares and resized to {side} x {side} (see --data.fit)"
-    return Recipe(model=model, data=config, training=training), said
+    return Recipe(model=model, data=config, training=training), data
 
 
-def image_side(shortest: int) -> tuple[int, int]:
-    """The side that images get, and the patch that divides it into at most MAX_PATCHES per side.
+def image_side(median: int, most: int) -> tuple[int, int]:
+    """The side that images get, and the patch that divides it into at most `most` per side.
 
-    >>> [image_side(side) for side in (28, 32, 64, 37, 500)]
+    >>> [image_side(side, 16) for side in (28, 32, 64, 37, 500)]
     [(28, 2), (32, 2), (64, 4), (36, 3), (64, 4)]
     """
-    side = min(shortest, MAX_SIDE)
+    side = min(median, MAX_SIDE)
     if side < 2:
-        raise DataError(f"the shortest side of an image is {shortest} pixels: give larger images")
-    patch = -(-side // MAX_PATCHES)
+        raise DataError(f"the shorter sides of the images are {median} pixels (median): give larger images")
+    patch = -(-side // most)
     return side - side % patch, patch
+
+
+def image_form(model: Any) -> tuple[int, int, int]:
+    """The side, the channels and the number of classes of the images that a model of this config takes."""
+    if isinstance(model, TarFlowConfig):
+        return model.image_size, model.image_channels, model.num_classes
+    if model.context:
+        raise RecipeError(f"images bring no context: set model.context to 0, not {model.context}")
+    side = math.isqrt(model.features)
+    if side**2 != model.features:
+        wrong = f"model.features {model.features} is no square"
+        raise RecipeError(f"{wrong}: grey images of that many pixels do not exist")
+    return side, 1, 0
+
+
+def said_of_images(recipe: Recipe, data: Survey) -> list[str]:
+    """What the images of a recipe are, and what of them its model takes, in lines."""
+    count, named = image_form(recipe.model)[2], data.names
+    classes = f"{count} classes" if count else "no classes" if not data.classes else "classes not used"
+    if count and len(named) == count:
+        classes += f" ({', '.join(named[:8])}{', ...' if len(named) > 8 else ''})"
+    lines = [f"{data.count:,} images, {data}, {classes}", conversion(recipe, data)]
+    if isinstance(model := recipe.model, TarFlowConfig):
+        shape = f"patches of {model.patch_size} x {model.patch_size}, {model.length} positions"
+        lines.append(f"model: {shape}, {model.blocks} blocks of width {model.width}")
+    return [line for line in lines if line]
+
+
+def conversion(recipe: Recipe, data: Survey) -> str:
+    """How images are changed to fit the model, in words; "" if they are not."""
+    side, channels, _ = image_form(recipe.model)
+    done = []
+    if data.sizes != ((side, side),):
+        how = FITTED[recipe.data.fit] if any(w != h for w, h in data.sizes) else "resized"
+        done.append(f"{how} to {side} x {side} (see --data.fit)")
+    if channels != data.channels:
+        done.append("turned grey" if channels == 1 else "stored as colour")
+    return f"images are {' and '.join(done)}" if done else ""
+
+
+FITTED = {"crop": "cropped to squares and resized", "stretch": "stretched", "pad": "padded and resized"}

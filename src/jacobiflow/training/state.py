@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from jacobiflow.core.files import check_plain, checksum, write_atomically
+from jacobiflow.core.files import STATE, STATE_ERRORS, checksum, read_state, write_atomically
 from jacobiflow.core.results import JacobiflowError, one_line
 
-FILE = "state.safetensors"
+FILE = STATE
 CONTENT = "checksum of the training images"
 
 
@@ -32,6 +32,7 @@ class State:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     average: nn.Module | None
+    more: Mapping[str, Any] = field(default_factory=dict)  # what others need to load the weights
 
     def save(self, step: int) -> None:
         """Write the state after `step` steps."""
@@ -43,7 +44,7 @@ class State:
         if self.average is not None:
             tensors |= {f"average.{k}": v for k, v in self.average.state_dict().items()}
         tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-        about = {"version": 2, "step": step, "settings": self.settings}
+        about = {"version": 2, "step": step, "settings": self.settings, **self.more}
         meta = {"about": json.dumps(about | {"checksum": checksum(tensors, json.dumps(about))})}
         write_atomically(self.folder / FILE, lambda path: save_file(tensors, path, metadata=meta))
 
@@ -53,19 +54,13 @@ class State:
         if not path.exists():
             return 0
         try:
-            check_plain(path)
-            with safe_open(path, framework="pt") as f:
-                about = json.loads(f.metadata()["about"])
-                _compare(self.folder, about["settings"], self.settings)
-                tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
-            stored = about.pop("checksum")
-            if stored != checksum(tensors, json.dumps(about) if "version" in about else ""):  # 1: values only
-                raise ValueError("its checksum is wrong")
+            about, tensors = read_state(path)
+            _compare(self.folder, about["settings"], self.settings)
             self._restore(tensors)
             return int(about["step"])
         except StateError:
             raise
-        except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, ValueError) as error:
+        except STATE_ERRORS as error:
             advice = "restore it, or start again in a new --out"
             raise StateError(f"{path} is damaged ({one_line(error)}): {advice}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,38 +12,44 @@ import torch
 
 from jacobiflow.core.noise import Noise
 from jacobiflow.core.processes import World
-from jacobiflow.data.sources import Images, load_images
+from jacobiflow.data.sources import Images, Survey, load_images, survey
 from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.families import family_of
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.profile import measure_profile
-from jacobiflow.flows.tarflow import TarFlowConfig
 from jacobiflow.flows.weights import check_size
 from jacobiflow.training.loop import STEPS, Draws, Trainer, TrainingError
-from jacobiflow.training.recipe import Recipe
+from jacobiflow.training.recipe import Recipe, conversion, image_form, said_of_images
 from jacobiflow.training.state import FILE
 
 PROFILE_SECONDS = 60.0
 
 
-def train(recipe: Recipe, out: Path, device: torch.device, world: World) -> None:
-    """Train the flow of a recipe into the folder `out`."""
+def train(recipe: Recipe, out: Path, device: torch.device, world: World, data: Survey | None = None) -> None:
+    """Train the flow of a recipe into the folder `out`. data: the images that the recipe was inferred from."""
     check_size(recipe.model.shapes())  # before data is read for it
+    if world.leader and data is not None:
+        _note("\n".join(said_of_images(recipe, data)))
+    elif world.leader and recipe.data.source:
+        image_form(recipe.model)  # refuses models of other shapes, before data is looked at
+        found = survey(recipe.data)
+        if changed := conversion(recipe, found):
+            _note(f"{recipe.data.source}: {found}: {changed}")
     images = load_for(recipe)
     device = world.device(device)
     torch.manual_seed(recipe.training.seed)
-    flow = build_flow(recipe.model, recipe.training.noise).to(device)
+    names = images[0].classes if isinstance(images[0], Images) else ()
+    flow = build_flow(recipe.model, recipe.training.noise, names).to(device)
     if recipe.training.start and not (out / FILE).exists():  # the state of a resumed run has its weights
         take_weights(flow, recipe.training.start)
     trainer = Trainer(recipe, flow, images[0], images[1], out, world)
     if world.leader:
         count = sum(p.numel() for p in flow.parameters())
-        data = f"{len(images[0]):,} + {len(images[1]):,} images (training + validation)"
-        _note(
-            f"{count:,} parameters, {'no data' if flow.trains_on_noise else data}, "
-            f"{trainer.total:,} steps on {world.size} x {device.type}, into {out}"
-        )
+        held = f"{len(images[0]):,} images and {len(images[1]):,} for validation"
+        where = f"{world.size} x {device.type}" if world.size > 1 else device.type
+        _note(f"{count:,} parameters, {'no data' if flow.trains_on_noise else held}")
+        _note(f"{trainer.total:,} steps on {where}, into {out}")
     trainer.run()
     if world.leader:
         _note("measuring how fast sweeps converge, for plan auto")
@@ -67,10 +72,14 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def build_flow(config: Any, noise: Noise | None = None) -> Flow:
-    """A fresh flow of this shape, whose config records the noise that its data are given."""
+def build_flow(config: Any, noise: Noise | None = None, names: tuple[str, ...] = ()) -> Flow:
+    """A fresh flow of this shape, whose config records the noise of its data and the names of their classes."""
     family = family_of(config)
-    flow: Flow = family(config if family.trains_on_noise else replace(config, noise=noise))
+    if not family.trains_on_noise:
+        config = replace(config, noise=noise)
+    if names and len(names) == getattr(config, "num_classes", 0) and not config.class_names:
+        config = replace(config, class_names=names)
+    flow: Flow = family(config)
     return flow
 
 
@@ -93,14 +102,5 @@ def load_for(recipe: Recipe) -> tuple[Images, Images] | tuple[Draws, Draws]:
         return Draws(STEPS * recipe.training.batch_size), Draws(recipe.training.validate)
     if not recipe.data.source:
         raise TrainingError("the recipe names no data: give --data.source an .npz file, a folder or a dataset id")
-    model, channels, classes = recipe.model, 1, 0
-    if isinstance(model, TarFlowConfig):
-        side, channels, classes = model.image_size, model.image_channels, model.num_classes
-    elif model.context:
-        raise TrainingError(f"images bring no context: set model.context to 0, not {model.context}")
-    else:
-        side = math.isqrt(model.features)
-        if side**2 != model.features:
-            wrong = f"model.features {model.features} is no square"
-            raise TrainingError(f"{wrong}: grey images of that many pixels do not exist")
+    side, channels, classes = image_form(recipe.model)
     return load_images(recipe.data, image_size=side, channels=channels, num_classes=classes)

@@ -122,7 +122,7 @@ def prepare(args: Args, world: World) -> tuple[Task, tuple[str, ...]]:
         raise ValueError("several processes measure run time only: add --what runtime, or start one process")
     flow = load(source, device=world.device(cli.pick_device(args.device))).requires_grad_(False)
     cli.refuse_context(flow, "jacobiflow_lab.analysis")
-    labels = cli.label_cycle(args.labels, flow.num_classes)
+    labels = cli.label_cycle(args.labels, flow.num_classes, flow.class_names)
     flow.plan("uniform", tol=args.tol, init=args.init)  # raises if tol is wrong
     cli.make_folder(args.out, [f"{name}.json" for name in studies], force=args.force)
     batch = min(args.batch, args.n)

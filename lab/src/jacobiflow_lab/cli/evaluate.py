@@ -225,7 +225,7 @@ def compare(config: DataConfig, model: Survey) -> None:
 
 def measure(args: Args, flow: Flow, images: Images | None, world: World) -> Measured:
     """Metrics of images."""
-    labels: Any = "all" if args.labels == "all" else label_cycle(args.labels, flow.num_classes)
+    labels: Any = "all" if args.labels == "all" else label_cycle(args.labels, flow.num_classes, flow.class_names)
     with Bars(world) as bars:
         found = evaluate(
             flow,
