@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from numbers import Real
 from reprlib import repr as short
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Labels = int | Sequence[int] | npt.NDArray[np.integer[Any]] | Tensor  # one for all samples, or one each
 
 
 def as_int(name: str, value: Any, least: int = 0) -> int:
@@ -60,23 +65,24 @@ def tensor(name: str, value: Any, like: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} is {its}, the flow {mine}: use {name}.to(torch.{mine}) or flow.to({name}.dtype)")
 
 
-def labels(value: Any, n: int, classes: int, device: torch.device) -> Tensor:
-    """Class numbers [n], of one whole number or n of them; -1 is no label."""
+def labels(value: Labels, n: int | None, classes: int, device: torch.device) -> Tensor:
+    """Class numbers [n], of one whole number or n of them; -1 is no label. n None: as many as there are."""
     if not classes:
-        raise ValueError("this flow takes no labels")
-    words = "labels must be a whole number or a [N] tensor of whole numbers"
+        raise ValueError("this flow takes no labels: leave them out")
+    words = "labels must be a whole number, or one a sample in a list, range, array or tensor"
     try:
-        found = torch.as_tensor(value, device=device)
+        found = torch.as_tensor(value.copy() if isinstance(value, np.ndarray) else value, device=device)
     except (TypeError, ValueError, RuntimeError):  # which of them, differs between kinds of mistakes
         raise ValueError(f"{words}, not {short(value)}") from None
-    if found.dtype not in INTEGERS or found.ndim > 1:
-        raise ValueError(words)
-    if found.ndim == 1 and len(found) != n:
-        raise ValueError(f"labels are {len(found)}, samples {n}")
-    checked = found.numel() and not torch.compiler.is_compiling()  # a look at values would break the graph
-    if checked and not (int(found.min()) >= -1 and int(found.max()) < classes):
-        raise ValueError(f"labels must be 0 .. {classes - 1}, or -1 for none")
-    return found.long().expand(n)
-
-
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    whole = not (found.is_floating_point() or found.is_complex() or found.dtype is torch.bool)
+    if found.ndim > 1 or not (whole or found.shape == (0,)):
+        kind = str(found.dtype).removeprefix("torch.")
+        raise ValueError(f"{words}, not {kind} of shape {list(found.shape)}")
+    if found.ndim == 1 and n is not None and len(found) != n:
+        raise ValueError(f"there are {len(found)} labels for {n} samples: give one, or as many as samples")
+    found = found.long()
+    if found.numel() and not torch.compiler.is_compiling():  # a look at values would break the graph
+        wrong = [v for v in (int(found.min()), int(found.max())) if not -1 <= v < classes]
+        if wrong:
+            raise ValueError(f"labels must be 0 .. {classes - 1}, or -1 for none, not {wrong[0]}")
+    return found if n is None else found.expand(n)

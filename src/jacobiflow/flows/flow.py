@@ -12,6 +12,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import BlockStats, Decoded, Encoded, JacobiflowError, OnFailure, Stats, Watcher, joined
 from jacobiflow.core.warn import warn_once
 from jacobiflow.flows import arguments
+from jacobiflow.flows.arguments import Labels
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.checks import PROBES, checked, warn_if_loose, warn_of_nonfinite
 from jacobiflow.flows.guidance import Guidance
@@ -157,7 +159,7 @@ class Flow(nn.Module, ABC):
 
     # Density
 
-    def encode(self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None) -> Encoded:
+    def encode(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Encoded:
         """z, standard normal if x is as the model believes, and log |dz/dx| [N] in nats."""
         arguments.tensor("x", x, next(self.parameters()), self.data_shape)
         condition = self._condition(len(x), labels, context)
@@ -176,12 +178,12 @@ class Flow(nn.Module, ABC):
             log_det = log_det - 0.5 * var.log().sum()
         return seq, log_det
 
-    def log_prob(self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+    def log_prob(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Tensor:
         """log p(x) [N] in nats: log N(z; 0, I) + log |dz/dx|."""
         enc = self.encode(x, labels, context=context)
         return standard_normal(enc.z) + enc.log_det
 
-    def bits_per_dim(self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+    def bits_per_dim(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Tensor:
         """-log2 p(x) / dims(x), [N].
 
         This is the density of x itself. For x = (pixel + u) / 128 - 1, pixels of 0 .. 255, the
@@ -220,7 +222,7 @@ class Flow(nn.Module, ABC):
         z: Tensor,
         plan: str | Path | Plan | None = None,
         *,
-        labels: int | Tensor | None = None,
+        labels: Labels | None = None,
         context: Tensor | None = None,
         tol: float | None = None,
         init: Init | None = None,
@@ -332,7 +334,7 @@ class Flow(nn.Module, ABC):
         self,
         n: int,
         *,
-        labels: int | Tensor | None = None,
+        labels: Labels | None = None,
         context: Tensor | None = None,
         guidance: Guidance | None = None,
         backend: Backend | None = None,
@@ -388,7 +390,7 @@ class Flow(nn.Module, ABC):
         self,
         n: int,
         *,
-        labels: int | Tensor | None = None,
+        labels: Labels | None = None,
         context: Tensor | None = None,
         plan: str | Path | Plan | None = None,
         tol: float | None = None,
@@ -398,6 +400,7 @@ class Flow(nn.Module, ABC):
         generator: torch.Generator | None = None,
         guidance: float | Guidance = 0.0,
         denoise: bool = False,
+        check: bool = False,
         on_failure: OnFailure = "fallback",
         backend: Backend | None = None,
         batch_size: int | None = None,
@@ -406,7 +409,8 @@ class Flow(nn.Module, ABC):
         """Decode fresh noise; for the options that are not described here see `decode`.
 
         seed: sample i depends on (seed, i) only. Default: torch's global generator, or `generator`.
-        denoise: see `denoise`. batch_size: samples that are decoded at a time. Default: all of them.
+        denoise: see `denoise`. check: see `decode`; residuals are those of the samples before they are denoised.
+        batch_size: samples that are decoded at a time. Default: all of them.
         progress: show a progress bar.
         """
         z = self.noise(n, seed, generator=generator)
@@ -418,7 +422,7 @@ class Flow(nn.Module, ABC):
             some = _part(context, slice(size), 2)
             plan = self.plan("auto", max_deviation=max_deviation, n=min(n, size), context=some, **setting)
             max_deviation = None
-        setting |= {"tol": tol, "init": init, "max_deviation": max_deviation, "on_failure": on_failure}
+        setting |= {"tol": tol, "init": init, "max_deviation": max_deviation, "on_failure": on_failure, "check": check}
         parts: list[Decoded] = []
         with progress_bar(desc="sampling", unit=" samples", total=n, disable=not progress) as bar:
             for rows in (slice(i, i + size) for i in range(0, max(n, 1), size)):
@@ -432,7 +436,7 @@ class Flow(nn.Module, ABC):
         warn_of_nonfinite(found.x, z, guide)
         return found
 
-    def denoise(self, x: Tensor, labels: int | Tensor | None = None) -> Tensor:
+    def denoise(self, x: Tensor, labels: Labels | None = None) -> Tensor:
         """x + sigma^2 grad log p(x), sigma the noise that the flow was trained with."""
         sigma = getattr(self.config, "noise_std", 0.0)
         if not sigma:
@@ -453,7 +457,7 @@ class Flow(nn.Module, ABC):
 
     # Guards
 
-    def _condition(self, n: int, labels: int | Tensor | None, context: Tensor | None) -> Tensor | None:
+    def _condition(self, n: int, labels: Labels | None, context: Tensor | None) -> Tensor | None:
         """Labels [n] or context [n, C], checked; None where the flow is used without."""
         like = next(self.parameters())
         if labels is not None:
@@ -516,4 +520,4 @@ def standard_normal(z: Tensor) -> Tensor:
 
 def _part(value: Any, rows: slice, dims: int) -> Any:
     """Some rows of labels [N] or context [N, C]; what is shared by all rows stays as it is."""
-    return value[rows] if isinstance(value, Tensor) and value.ndim == dims else value
+    return value[rows] if np.ndim(value) == dims else value

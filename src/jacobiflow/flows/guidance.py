@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from jacobiflow.core.block import Cache, Start, WrappedConditioner
 from jacobiflow.core.description import TransformerNetwork, description
-from jacobiflow.flows.arguments import number
+from jacobiflow.flows.arguments import Labels, number
 from jacobiflow.kernels.compile import COMPILED, compiled
 
 IDLE = "give labels, or another temperature such as jf.Guidance(1.5, attn_temp=1.5)"
@@ -49,9 +50,9 @@ class Guidance:
         """The `guidance` argument of a flow, which may be a weight."""
         return value if isinstance(value, Guidance) else cls(value)
 
-    def refuse_idle(self, labels: int | Tensor | None, fix: str = IDLE) -> None:
+    def refuse_idle(self, labels: Labels | None, fix: str = IDLE) -> None:
         """Raise if it would double the cost and change nothing, because both branches are the same."""
-        unlabelled = labels is None or (isinstance(labels, int) and labels == -1)
+        unlabelled = labels is None or (np.ndim(labels) == 0 and labels == -1)
         if unlabelled and self.weight and self.attn_temp == 1:
             raise ValueError(f"guidance without labels changes nothing at attn_temp 1: {fix}")
 
