@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from jacobiflow.core.tables import table
 from jacobiflow.flows.checkpoint import CARD, MODELS, CheckpointError, bundled_names, load
 
+COLUMNS = 80  # of what is printed
 HEAD = ("model", "family", "data", "T", "classes", "size", "quality")
 
 
@@ -40,7 +42,9 @@ class Models(tuple[Bundled, ...]):
             for m in self
             if not m.problem
         ]
-        notes = [f"{m.name} cannot be loaded: {m.problem}" for m in self if m.problem]
+        notes = [
+            fill(f"{m.name} cannot be loaded: {m.problem}", COLUMNS, break_on_hyphens=False) for m in self if m.problem
+        ]
         shown = table([HEAD, *rows]) if rows else "no models are installed: pip install jacobiflow-models"
         return "\n".join([shown, *notes])
 
@@ -58,7 +62,7 @@ def _describe(name: str) -> Bundled:
     try:
         flow = load(name)
     except CheckpointError as error:  # its family is not installed
-        return Bundled(name=name, problem=str(error))
+        return Bundled(name=name, problem=str(error).replace(f"{files(MODELS) / name}/", ""))
     context = torch.zeros(flow.context_features) if flow.context_features else None
     with torch.inference_mode():
         engines = {block.engine.name for block in flow.bound_blocks(1, context=context)}
