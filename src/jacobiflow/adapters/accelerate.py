@@ -19,8 +19,8 @@ from jacobiflow.adapters.patch import Patch
 from jacobiflow.adapters.report import known, searched, unknown
 from jacobiflow.adapters.transform_spec import Declined, NothingToGain
 from jacobiflow.adapters.walk import Found, attributes, walk
+from jacobiflow.core.arguments import number
 from jacobiflow.core.results import JacobiflowError
-from jacobiflow.flows.arguments import number
 from jacobiflow.flows.flow import Flow
 
 Model = TypeVar("Model")

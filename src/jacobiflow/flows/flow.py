@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jacobiflow.core import arguments
+from jacobiflow.core.arguments import Labels
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Block, Conditioner
 from jacobiflow.core.decode import decode
@@ -26,12 +28,10 @@ from jacobiflow.core.noise import row_noise
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import BlockStats, Decoded, Encoded, JacobiflowError, OnFailure, Stats, Watcher, joined
 from jacobiflow.core.warn import warn_once
-from jacobiflow.flows import arguments
-from jacobiflow.flows.arguments import Labels
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.checks import PROBES, checked, warn_if_loose, warn_of_nonfinite
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.plans import resolve_plan
+from jacobiflow.flows.plans import SWEPT, resolve_plan
 from jacobiflow.flows.profile import Profile
 from jacobiflow.flows.weights import Group, MemoModule, WeightMemo, check_size, digest, tensors_of
 from jacobiflow.kernels.backend import Backend, bind
@@ -202,6 +202,8 @@ class Flow(nn.Module, ABC):
         With a seed, row i depends on (seed, i) only. Without one, `generator` is used, or torch's global one.
         """
         n, start = arguments.as_int("n", n), arguments.as_int("start", start)
+        if generator is not None:
+            arguments.instance(torch.Generator, generator, "generator")
         need = 8 * n * math.prod(self.latent_shape)
         require_memory(f"noise of {short(n)} samples", need, "draw fewer at a time")
         like = next(self.parameters())
@@ -261,8 +263,9 @@ class Flow(nn.Module, ABC):
             setting if the given tol leaves large residuals. False is for callers that look at `stats`.
         """
         arguments.tensor("z", z, next(self.parameters()), self.latent_shape)
+        arguments.switches(check=check, cache=cache, differentiable=differentiable, warn=warn)
         given = tol
-        if differentiable and tol is None and plan in (None, "uniform", "selective"):
+        if differentiable and tol is None and (plan is None or (isinstance(plan, str) and plan in SWEPT)):
             plan, tol = plan or "selective", GRADIENT_TOL[z.dtype]
         guide = Guidance.of(guidance)
         self.refuse_nonfinite()
@@ -270,7 +273,7 @@ class Flow(nn.Module, ABC):
         setting: dict[str, Any] = {"context": context, "guidance": guide, "backend": backend}
         methods = self.plan(plan, tol=tol, init=init, max_deviation=max_deviation, n=len(z), **setting)
         began = time.perf_counter()
-        with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()), torch_single_threaded(z):
+        with torch.set_grad_enabled(bool(differentiable) and torch.is_grad_enabled()), torch_single_threaded(z):
             bound = self.bound_blocks(len(z), labels=labels, **setting)
             guide.refuse_idle(labels)
             solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
@@ -413,12 +416,15 @@ class Flow(nn.Module, ABC):
         batch_size: samples that are decoded at a time. Default: all of them.
         progress: show a progress bar.
         """
+        arguments.switches(denoise=denoise, check=check, progress=progress)
+        n = arguments.as_int("n", n)
         z = self.noise(n, seed, generator=generator)
         size = max(n, 1) if batch_size is None else arguments.as_int("batch_size", batch_size, 1)
         condition = self._condition(n, labels, context)
         guide = Guidance.of(guidance)
         setting: dict[str, Any] = {"guidance": guide, "backend": backend}
-        if plan in (None, "auto") and tol is None and init is None:  # the same plan for every batch
+        automatic = plan is None or (isinstance(plan, str) and plan == "auto")
+        if automatic and tol is None and init is None:  # the same plan for every batch
             some = _part(context, slice(size), 2)
             plan = self.plan("auto", max_deviation=max_deviation, n=min(n, size), context=some, **setting)
             max_deviation = None

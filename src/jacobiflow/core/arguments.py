@@ -1,11 +1,13 @@
-"""What callers hand to a flow, checked: it comes back as the flow uses it, or an error says what is wrong."""
+"""What callers hand in, checked: it comes back as it is used, or an error says what is wrong."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
+from os import PathLike
+from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
@@ -17,8 +19,8 @@ from torch import Tensor
 Labels = int | Sequence[int] | npt.NDArray[np.integer[Any]] | Tensor  # one for all samples, or one each
 
 
-def as_int(name: str, value: Any, least: int = 0) -> int:
-    """A whole number of at least `least`, of Python or numpy or a tensor's; True is none."""
+def as_int(name: str, value: Any, least: int = 0, most: int | None = None) -> int:
+    """A whole number from `least` to `most`, of Python or numpy or a tensor's; True is none."""
     try:
         found = operator.index(value)
     except TypeError:
@@ -27,6 +29,8 @@ def as_int(name: str, value: Any, least: int = 0) -> int:
         raise ValueError(f"{name} must be a whole number, not {short(value)}")
     if found < least:
         raise ValueError(f"{name} must be {least} or more, not {short(found)}")
+    if most is not None and found > most:
+        raise ValueError(f"{name} must be {most:,} or less, not {short(found)}")
     return found
 
 
@@ -38,15 +42,45 @@ def set_ints(record: Any, kind: str, **least: int) -> None:
 
 def number(name: str, value: Any) -> float:
     """A number that is finite."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not abs(float(value)) < math.inf:
+    try:
+        found = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
         raise ValueError(f"{name} must be finite, not {short(value)}")
-    return float(value)
+    return found
 
 
-def instance(kind: type[Any], value: Any) -> None:
-    """Refuse a config of another family."""
+def switches(**values: Any) -> None:
+    """Refuse what is neither True nor False: a word such as "no" would count as True."""
+    for name, value in values.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"{name} must be True or False, not {short(value)}")
+
+
+def word(name: str, value: Any, known: Iterable[str]) -> None:
+    """Refuse what is not one of these words."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, not {short(value)}")
+
+
+def function(name: str, value: Any) -> None:
+    """Refuse what cannot be called."""
+    if not callable(value):
+        raise ValueError(f"{name} must be a function, not {short(value)}")
+
+
+def as_path(name: str, value: Any) -> Path:
+    """A path, of Python or as text."""
+    if not isinstance(value, str | PathLike):
+        raise TypeError(f"{name} must be a path, not {short(value)}")
+    return Path(value)
+
+
+def instance(kind: type[Any], value: Any, taker: str = "this flow") -> None:
+    """Refuse what is of another type."""
     if not isinstance(value, kind):
-        raise ValueError(f"this flow takes a {kind.__name__}, not {type(value).__name__}")
+        raise ValueError(f"{taker} takes a {kind.__name__}, not {type(value).__name__}")
 
 
 def tensor(name: str, value: Any, like: Tensor, shape: tuple[int, ...]) -> None:
