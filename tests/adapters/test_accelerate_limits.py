@@ -13,6 +13,7 @@ import pyro.nn
 import pytest
 import torch
 import zuko
+from nflows.flows.realnvp import SimpleRealNVP
 from nflows.transforms import autoregressive as nflows_ar
 from nflows.transforms.autoregressive import MaskedAffineAutoregressiveTransform
 from nflows.transforms.made import MaskedLinear
@@ -326,6 +327,28 @@ def test_one_or_two_features_run_the_original_without_an_error(name: str) -> Non
     (entry,) = jf.acceleration(small).entries
     assert entry.runs == "original"
     assert entry.why in ("its own inverse takes 1 passes", "its own inverse takes 2 passes")
+
+
+NOTHING: dict[str, tuple[str, Callable[[], Any]]] = {
+    "nflows": ("2 AffineCouplingTransform", lambda: SimpleRealNVP(4, 8, 2, 1)),
+    "normflows": ("1 CoupledRationalQuadraticSpline", lambda: nf.flows.CoupledRationalQuadraticSpline(4, 1, 8)),
+    "normflows, masked": ("1 MaskedAffineFlow", lambda: nf.flows.MaskedAffineFlow(torch.ones(2))),
+    "zuko": ("2 GeneralCouplingTransform", lambda: zuko.flows.RealNVP(4, transforms=2)),
+    "Pyro": ("1 AffineCoupling", lambda: pyro_t.affine_coupling(4)),
+    "ours": ("flows of jacobiflow are fast by themselves: call", lambda: jf.MAF(jf.MAFConfig(features=3))),
+    "a name": ("give an object that holds a flow, not 'mnist'", lambda: "mnist"),
+    "a class": ("give an object that holds a flow, not <class", lambda: jf.MAF),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_what_needs_no_acceleration_is_told_why(name: str) -> None:
+    words, make = NOTHING[name]
+    with pytest.raises(jf.AccelerationError, match=words) as caught:
+        jf.accelerate(make())
+    coupling = words[0].isdigit()
+    assert ("coupling layers sample in one pass already" in str(caught.value)) == coupling
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [1e6, 3e7, 1e9, 3.4e38])

@@ -215,6 +215,8 @@ def test_nothing_to_accelerate_says_what_was_looked_at() -> None:
         jf.accelerate({})
     with pytest.raises(ValueError, match="tol must be in"):
         jf.accelerate(maf(), tol=-1.0)
+    with pytest.raises(ValueError, match="tol must be finite, not 'tight'"):
+        jf.accelerate(maf(), tol="tight")
 
     class Own(MaskedAffineAutoregressiveTransform):
         def _elementwise_inverse(self, inputs: Tensor, autoregressive_params: Tensor) -> Any:

@@ -441,8 +441,9 @@ def test_state_dicts_must_be_clear():
     refused({"model": small(), "ema": small()}, "model and ema")
     refused({**small(), "module.var": small()["var"]}, "'var' is there twice")
     refused({**small(), 3: torch.ones(1)}, "text, not 3")
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="path_or_state_dict must be a path, not 3"):
         import_tarflow(3)
+    refused(small(), "image_channels must be a whole number, not 1.5", channels=1.5)
 
 
 @pytest.mark.parametrize(

@@ -163,9 +163,11 @@ def test_pick_spends_the_deviation_where_it_gains_most() -> None:
     assert [m.width for m in pick(rows, 0.01)] == [1, 1]
 
 
-def test_a_slight_gain_is_none() -> None:
-    rows = [[Choice(jf.Method(tol=0.1), 0.97, 0.0), Choice(jf.Method(width=1), 1.0, 0.0)]]
-    assert pick(rows, 0.1)[0].width == 1
+@pytest.mark.parametrize(("seconds", "width"), [(0.97, 1), (0.91, 1), (0.9, None), (0.5, None)])
+def test_a_slight_gain_is_none(seconds: float, width: int | None) -> None:
+    """Sequential decoding stays within 0.9x of any plan that it is preferred to."""
+    rows = [[Choice(jf.Method(tol=0.1), seconds, 0.0), Choice(jf.Method(width=1), 1.0, 0.0)]]
+    assert pick(rows, 0.1)[0].width == width
 
 
 def test_costs_of_rows_that_leave() -> None:

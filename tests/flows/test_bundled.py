@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoints
 from pathlib import Path
 
 import pytest
 
 import jacobiflow as jf
-from jacobiflow.flows import bundled, checkpoint
+from jacobiflow.flows import bundled, checkpoint, families
 from subjects import maf, tarflow
 
 
@@ -38,4 +39,18 @@ def test_models_that_cannot_be_loaded_are_named(tmp_path: Path, monkeypatch: pyt
     broken, fine = jf.models()
     assert broken.problem
     assert (fine.name, fine.classes, fine.data, fine.quality) == ("b", 3, "", "")
-    assert repr(jf.models()).splitlines()[-1] == f"a cannot be loaded: {broken.problem}"
+    *_, first, second = repr(jf.models()).splitlines()
+    assert f"{first} {second}" == f"a cannot be loaded: {broken.problem}"
+    assert max(len(first), len(second)) <= 80
+    assert str(tmp_path) not in broken.problem
+
+
+def test_a_model_of_a_family_that_is_not_installed_fits_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(families, "registered", lambda: EntryPoints())
+    (lost,) = (model for model in jf.models() if model.problem)
+    lines = repr(jf.models()).splitlines()
+    assert lost.name == "ising-16"
+    assert "not 'lattice'" in lost.problem
+    assert max(map(len, lines)) <= 80

@@ -7,6 +7,7 @@ import inspect
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,15 +105,47 @@ def test_labels() -> None:
     for labels, says in (
         (3, "0 .. 2"),
         (-2, "0 .. 2"),
-        (torch.tensor([0, 1]), "labels are 2, samples 3"),
+        (torch.tensor([0, 1]), "there are 2 labels for 3 samples"),
         (1.0, "whole number"),
         (torch.zeros(3, 1).long(), "whole number"),
         (True, "whole number"),
+        ([0.0, 1.0, 2.0], "whole number, .* not float32 of shape"),
+        ([[0, 1, 2]], "whole number, .* not int64 of shape"),
+        (np.array([0.5, 1, 2]), "whole number, .* not float64 of shape"),
+        ([0, None, 1], "whole number"),
+        (range(4), "there are 4 labels for 3 samples"),
+        ([], "there are 0 labels for 3 samples"),
+        ([0, 7, 1], "0 .. 2, or -1 for none, not 7"),
+        (np.array([0, -3, 1]), "0 .. 2, or -1 for none, not -3"),
     ):
         with pytest.raises(ValueError, match=says):
             flow.decode(z, labels=labels)
     with pytest.raises(ValueError, match="takes no labels"):
         subject("tarflow").flow.sample(1, labels=0)
+
+
+LABELS = {
+    "a list": [0, 1, 2],
+    "a tuple": (0, 1, 2),
+    "a range": range(3),
+    "an array": np.arange(3),
+    "an array of short numbers": np.arange(3, dtype=np.uint16),
+    "a reversed array": np.array([2, 1, 0])[::-1],
+    "a tensor": torch.arange(3, dtype=torch.int32),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_every_kind_of_labels(kind: str) -> None:
+    flow, given = subject("tarflow-labels").flow, LABELS[kind]
+    z, want = flow.noise(3, seed=0), torch.arange(3)
+    exact = flow.decode(z, "sequential", labels=want).x
+    assert torch.equal(flow.decode(z, "sequential", labels=given).x, exact)
+    assert torch.equal(flow.sample(3, seed=0, plan="sequential", labels=given).x, exact)
+    parts = flow.sample(3, seed=0, plan="sequential", labels=given, batch_size=2).x
+    assert (parts - exact).abs().max() < 1e-12
+    assert torch.equal(flow.encode(exact, given).z, flow.encode(exact, want).z)
+    assert torch.equal(flow.log_prob(exact, given), flow.log_prob(exact, want))
 
 
 def test_context() -> None:
@@ -196,13 +229,22 @@ def test_guidance_that_changes_nothing_is_an_error() -> None:
     assert torch.allclose(alone, flow.decode(z, "sequential", labels=some, guidance=2.0).x, atol=1e-5)
 
 
+def test_a_sample_can_be_checked() -> None:
+    flow = subject("tarflow-labels").flow
+    out = flow.sample(3, seed=0, labels=[0, 1, 2], tol=0.1, check=True, batch_size=2)
+    want = flow.decode(flow.noise(3, seed=0), labels=torch.arange(3), tol=0.1, check=True)
+    assert torch.allclose(out.stats.residual, want.stats.residual, rtol=1e-3)
+    assert out.stats.residual.max() > 0
+    assert flow.sample(3, seed=0).stats.residual is None
+
+
 def test_unknown_options_are_type_errors() -> None:
     flow = subject("maf-exp").flow
     with pytest.raises(TypeError):
         flow.sample(1, temperature=2.0)
     contract = (  # the names that scripts rely on
-        "n labels context plan tol init max_deviation seed generator guidance denoise on_failure backend "
-        "batch_size progress"
+        "n labels context plan tol init max_deviation seed generator guidance denoise check on_failure "
+        "backend batch_size progress"
     )
     assert list(inspect.signature(flow.sample).parameters) == contract.split()
     with pytest.raises(TypeError):

@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -123,6 +124,15 @@ def test_labels_and_context_are_used_in_turn() -> None:
     assert plan.about["measured"]["rows"] == 64
 
 
+@pytest.mark.parametrize("labels", [[0, 2], range(0, 3, 2), np.array([0, 2])])
+def test_labels_are_taken_in_turn(labels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, seen = small(), list[Any]()
+    bound_blocks = flow.bound_blocks
+    monkeypatch.setattr(flow, "bound_blocks", lambda n, **o: (seen.append(o["labels"]), bound_blocks(n, **o))[1])
+    jf.tune(flow, 2, labels=labels)
+    assert torch.equal(seen[0], torch.tensor([0, 2]).repeat(32))
+
+
 def test_guidance_is_measured_by_itself() -> None:
     flow = small()
     jf.tune(flow, 2, labels=1, guidance=1.5)
@@ -137,6 +147,9 @@ def test_guidance_is_measured_by_itself() -> None:
         ({"batch_size": 1.5}, "batch_size must be a whole number"),
         ({"max_deviation": 0}, "max_deviation must be positive"),
         ({"labels": 7}, "labels must be 0 .. 2"),
+        ({"labels": [0, 7]}, "labels must be 0 .. 2, or -1 for none, not 7"),
+        ({"labels": [0.5]}, "labels must be a whole number"),
+        ({"labels": []}, "there are 0 labels for 64 samples"),
     ],
 )
 def test_bad_arguments_are_found_before_any_work(

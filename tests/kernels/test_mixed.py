@@ -151,7 +151,7 @@ def test_plans_keep_the_precision() -> None:
     for method in doc["methods"]:
         del method["precision"]  # as an earlier release wrote it
     assert jf.Plan.from_json(json.dumps(doc)).methods == (PLAIN, PLAIN)
-    with pytest.raises(ValueError, match="must be 'float32' or 'mixed', not 'half'"):
+    with pytest.raises(ValueError, match="must be one of float32, mixed, not 'half'"):
         jf.Method(precision="half")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="whole-sequence sweeps: leave out width"):
         jf.Method(width=8, precision="mixed")

@@ -6,19 +6,25 @@ attribute is pickled, copied and moved with its owner; `restore` removes it.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from os import PathLike
+from reprlib import repr as short
 from typing import Any, TypeVar
 
 from jacobiflow.adapters.patch import Patch
 from jacobiflow.adapters.report import known, searched, unknown
 from jacobiflow.adapters.transform_spec import Declined, NothingToGain
-from jacobiflow.adapters.walk import attributes, walk
+from jacobiflow.adapters.walk import Found, attributes, walk
+from jacobiflow.core.arguments import number
 from jacobiflow.core.results import JacobiflowError
+from jacobiflow.flows.flow import Flow
 
 Model = TypeVar("Model")
+COUPLING = re.compile("coupl|^MaskedAffineFlow$", re.IGNORECASE)  # names of layers, in any library
 NAMED = 5  # empty attributes that an error names
 
 
@@ -40,7 +46,7 @@ def accelerate(model: Model, tol: float = 1e-6) -> Model:
     with respect to noise, weights and context, by the implicit function theorem. Samples without a finite inverse are
     NaN. What is not accelerated is named in a warning; `acceleration(model)` has the details.
     """
-    if not 0 <= tol < 1:
+    if not 0 <= number("tol", tol) < 1:
         raise ValueError(f"tol must be in [0, 1), not {tol}")
     found, accepted = list(searched(model)), 0
     declined = Counter(f"{type(at.item).__name__}: {why}" for at, why in unknown(found))
@@ -55,15 +61,25 @@ def accelerate(model: Model, tol: float = 1e-6) -> Model:
             declined[f"{type(at.item).__name__}: {reason}"] += 1
     reasons = "".join(f"; {count} {reason}" for reason, count in declined.items())
     if not accepted:
-        kinds = Counter(type(at.item).__name__ for at in found)
-        parts = ", ".join(f"{count} {name}" for name, count in kinds.items()) or "its parts"
-        raise AccelerationError(
-            f"nothing to accelerate in {type(model).__name__}: no masked autoregressive transform of a known "
-            f"structure among {parts}{reasons}{'' if found else _later(model)}"
-        )
+        why = _why_nothing(model, found)
+        raise AccelerationError(f"nothing to accelerate in {type(model).__name__}: {why}{reasons}")
     if declined:
         warnings.warn(f"part of {type(model).__name__} is not accelerated{reasons}", stacklevel=2)
     return model
+
+
+def _why_nothing(model: Any, found: list[Found]) -> str:
+    """Why an object with these parts has no transform to accelerate, and what to do."""
+    if isinstance(model, str | PathLike | type):
+        return f"give an object that holds a flow, not {short(model)}"
+    if any(isinstance(at.item, Flow) for at in found):
+        return "flows of jacobiflow are fast by themselves: call their sample or decode"
+    kinds = Counter(type(at.item).__name__ for at in found)
+    coupling = ", ".join(f"{count} {name}" for name, count in kinds.items() if COUPLING.search(name))
+    if coupling:
+        return f"coupling layers sample in one pass already ({coupling}): use the flow as it is"
+    parts = ", ".join(f"{count} {name}" for name, count in kinds.items()) or "its parts"
+    return f"no masked autoregressive transform of a known structure among {parts}{'' if found else _later(model)}"
 
 
 def _later(model: Any) -> str:

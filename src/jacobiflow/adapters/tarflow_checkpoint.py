@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
+from jacobiflow.core.arguments import as_int, as_path, number
 from jacobiflow.flows.checkpoint import CheckpointError
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
 
@@ -56,14 +57,14 @@ def import_tarflow(
         flow = import_tarflow("afhq_model_8_768_8_8_0.07.pth")
         flow.config.image_size, flow.config.noise_std  # 256, 0.07
     """
-    path = None if isinstance(path_or_state_dict, Mapping) else Path(path_or_state_dict)
+    path = None if isinstance(path_or_state_dict, Mapping) else as_path("path_or_state_dict", path_or_state_dict)
     try:
         state = _state_dict(path_or_state_dict if path is None else _read(path))
-        config = _config(state, image_channels)
+        config = _config(state, as_int("image_channels", image_channels, 1))
         stated = _check_name("" if path is None else path.stem, config)
-        config = replace(config, noise_std=float(stated if noise_std is None else noise_std))
+        config = replace(config, noise_std=stated if noise_std is None else number("noise_std", noise_std))
         dtype, weights = _weights(state, config)
-    except CheckpointError as error:
+    except ValueError as error:
         raise CheckpointError(f"{'the state dict' if path is None else path}: {error}") from None
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the initial weights are not used
         flow = TarFlow(config).to(dtype)
@@ -181,8 +182,6 @@ def _check_shape(state: Mapping[str, Any], key: str, *want: int | str) -> tuple[
 
 def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
     """The config that the shapes imply. Every key is checked against it afterwards."""
-    if image_channels < 1:
-        raise CheckpointError(f"image_channels must be 1 or more, not {image_channels}")
     # Counted over all blocks, so that a gap in the numbers is reported as a missing key.
     blocks = {m[1] for key in state if (m := re.match(r"blocks\.([0-9]+)\.", key))}
     layers = {m[1] for key in state if (m := re.match(r"blocks\.[0-9]+\.attn_blocks\.([0-9]+)\.", key))}

@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from jacobiflow.core.arguments import function, instance, switches, word
 from jacobiflow.core.block import Block, Engine
 from jacobiflow.core.failures import regrouped
 from jacobiflow.core.method import Method, Plan
@@ -58,8 +59,13 @@ def decode(
     watch: called with the first guess and after every sweep. The batch is then solved in one part, and
         samples that continue with a narrower window are not shown.
     """
-    if on_failure not in ON_FAILURE:
-        raise ValueError(f"on_failure must be one of {', '.join(ON_FAILURE)}, not {on_failure!r}")
+    instance(Block, block, "decode")
+    instance(Tensor, z, "decode")
+    instance(Method, method, "decode")
+    word("on_failure", on_failure, ON_FAILURE)
+    switches(cache=cache)
+    if watch is not None:
+        function("watch", watch)
     if z.ndim != 3 or z.shape[1] != block.length:
         raise ValueError(f"z must be [N, {block.length}, D], not {list(z.shape)}")
     began = time.perf_counter()

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import groupby
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, Literal
 
+from jacobiflow.core.arguments import as_int, number, set_ints, word
 from jacobiflow.core.files import read_text, write_text
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.core.results import JacobiflowError
@@ -50,22 +52,14 @@ class Method:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("width", "max_sweeps"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise ValueError(f"Method.{name} must be a whole number or None, not {value!r}")
-            if value is not None and value < 1:
-                raise ValueError(f"Method.{name} must be 1 or more, not {value}")
-        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float):
-            raise ValueError(f"Method.tol must be a number, not {self.tol!r}")
-        if not 0 <= self.tol < float("inf"):
+        set_ints(self, "Method", **{name: 1 for name in ("width", "max_sweeps") if getattr(self, name) is not None})
+        object.__setattr__(self, "tol", number("Method.tol", self.tol))
+        if self.tol < 0:
             raise ValueError(f"Method.tol must be finite and not negative, not {self.tol}")
-        for name, known in (("init", INITS), ("unit", UNITS)):
-            value = getattr(self, name)
-            if value is not None and value not in known:
-                raise ValueError(f"Method.{name} must be one of {', '.join(known)} or None, not {value!r}")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"Method.precision must be 'float32' or 'mixed', not {self.precision!r}")
+        words: dict[str, tuple[str, ...]] = {"init": INITS, "unit": UNITS, "precision": PRECISIONS}
+        for name, known in words.items():
+            if name == "precision" or getattr(self, name) is not None:
+                word(f"Method.{name}", getattr(self, name), known)
         if self.precision == "mixed" and self.width is not None:
             raise ValueError("Method.precision 'mixed' is for whole-sequence sweeps: leave out width")
 
@@ -119,10 +113,13 @@ class Plan:
     about: dict[str, Any] = field(default_factory=dict, compare=False, hash=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "methods", tuple(self.methods))
+        try:
+            object.__setattr__(self, "methods", tuple(self.methods))
+        except TypeError:
+            raise PlanError(f"Plan takes a tuple of jf.Method, one a block, not {short(self.methods)}") from None
         for i, method in enumerate(self.methods):
             if not isinstance(method, Method):
-                raise PlanError(f"Plan takes jf.Method entries; entry {i} is {method!r}")
+                raise PlanError(f"Plan takes jf.Method entries; entry {i} is {short(method)}")
 
     def __repr__(self) -> str:
         rows, first = [], 0
@@ -148,17 +145,17 @@ class Plan:
     @classmethod
     def sequential(cls, blocks: int) -> Plan:
         """Exact: one position at a time in every block."""
-        return cls((Method(width=1),) * blocks)
+        return cls((Method(width=1),) * as_int("blocks", blocks))
 
     @classmethod
     def uniform(cls, blocks: int, *, tol: float, init: Init | None = None) -> Plan:
         """Whole-sequence sweeps in every block."""
-        return cls((Method(width=None, tol=tol, init=init),) * blocks)
+        return cls((Method(width=None, tol=tol, init=init),) * as_int("blocks", blocks))
 
     @classmethod
     def selective(cls, blocks: int, *, tol: float, init: Init | None = None) -> Plan:
         """Sequential in the block next to the noise, whole-sequence sweeps in the others."""
-        rest = cls.uniform(max(blocks - 1, 0), tol=tol, init=init)
+        rest = cls.uniform(max(as_int("blocks", blocks) - 1, 0), tol=tol, init=init)
         return cls((Method(width=1),)[:blocks] + rest.methods)
 
     def resolved(self, unit: Unit, *, calibrated: bool = False) -> Plan:
@@ -179,7 +176,7 @@ class Plan:
         """
         try:
             doc = json.loads(text)  # `about` may hold Infinity
-        except (ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise PlanError(f"a plan must be JSON: {error}") from None
         if not isinstance(doc, dict) or doc.get("format") != FORMAT:
             raise PlanError(f'a plan must be a JSON object with "format": "{FORMAT}"')
@@ -207,7 +204,7 @@ class Plan:
         """Write the plan as JSON."""
         try:
             write_text(Path(path), self.to_json())
-        except (OSError, ValueError) as error:
+        except (OSError, TypeError, ValueError) as error:
             raise PlanError(f"cannot write the plan {path}: {error}") from None
 
     @classmethod
@@ -215,7 +212,7 @@ class Plan:
         """Read a plan that `save` wrote."""
         try:
             text = read_text(Path(path))
-        except (OSError, ValueError) as error:
+        except (OSError, TypeError, ValueError) as error:
             raise PlanError(f"cannot read the plan {path}: {error}") from None
         try:
             return cls.from_json(text, name=f"the plan {path}")

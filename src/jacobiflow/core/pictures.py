@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from jacobiflow.core.arguments import as_int, as_path, instance
 from jacobiflow.core.files import write_bytes
 from jacobiflow.core.results import nonfinite_rows
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MOST_COLUMNS = 16  # of a grid, unless it is asked for more
+MOST_SHOWN = 10_000  # columns that can be asked for
+MOST_PIXELS = 100  # of a gap, and for a pixel
 SHOWN = 400  # images, at most, of a grid that shows samples
 GROUND_GREY = 128  # around the images of a grid
 TILE_GREY, CROSS_GREY = 176, 32  # of the tile that stands for a sample that is not finite
@@ -25,8 +28,8 @@ TILE_GREY, CROSS_GREY = 176, 32  # of the tile that stands for a sample that is 
 
 def as_images(x: Tensor) -> Tensor | None:
     """Samples as images [N, C, H, W]; None if they are none."""
-    if x.ndim == 4:
-        return x if x.shape[1] in (1, 3) else None
+    if x.ndim != 2:
+        return x if x.ndim == 4 and x.shape[1] in (1, 3) else None
     side = math.isqrt(x.shape[1])
     return x.reshape(-1, 1, side, side) if side > 3 and side**2 == x.shape[1] else None
 
@@ -70,17 +73,21 @@ def save_images(x: Tensor, path: str | Path, *, columns: int | None = None, gap:
     x: images [N, C, H, W], or square grey ones as vectors [N, H * W].
     columns: default: about as many as rows.
     """
-    if Path(path).suffix.lower() != ".png":
+    path = as_path("path", path)
+    if path.suffix.lower() != ".png":
         raise ValueError(f"images are written as PNG: give a name that ends in .png, not {str(path)!r}")
-    write_bytes(Path(path), sheet_bytes(x, columns=columns, gap=gap, zoom=zoom))
+    write_bytes(path, sheet_bytes(x, columns=columns, gap=gap, zoom=zoom))
 
 
 def sheet_bytes(x: Tensor, *, columns: int | None = None, gap: int = 1, zoom: int = 2) -> bytes:
     """The PNG that `save_images` writes."""
+    instance(Tensor, x, "save_images")
+    gap, zoom = as_int("gap", gap, 0, MOST_PIXELS), as_int("zoom", zoom, 1, MOST_PIXELS)
     images = as_images(x)
     if images is None or not len(images):
         raise ValueError(f"samples of shape {list(x.shape)} are no images: save the numbers, as np.save does")
-    columns = columns or min(MOST_COLUMNS, math.ceil(math.sqrt(len(images))))
+    few = min(MOST_COLUMNS, math.ceil(math.sqrt(len(images))))
+    columns = few if columns is None else as_int("columns", columns, 1, MOST_SHOWN)
     picture = image_grid(images, columns=columns, gap=gap)
     size = (picture.width * zoom, picture.height * zoom)
     return png_bytes(picture.resize(size, resample=0))  # 0: the nearest pixel

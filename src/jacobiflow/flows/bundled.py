@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from jacobiflow.core.suggest import pip_install
 from jacobiflow.core.tables import table
 from jacobiflow.flows.checkpoint import CARD, MODELS, CheckpointError, bundled_names, load
 
+COLUMNS = 80  # of what is printed
 HEAD = ("model", "family", "data", "T", "classes", "size", "quality")
 
 
@@ -41,7 +43,9 @@ class Models(tuple[Bundled, ...]):
             for m in self
             if not m.problem
         ]
-        notes = [f"{m.name} cannot be loaded: {m.problem}" for m in self if m.problem]
+        notes = [
+            fill(f"{m.name} cannot be loaded: {m.problem}", COLUMNS, break_on_hyphens=False) for m in self if m.problem
+        ]
         shown = table([HEAD, *rows]) if rows else f"no models are installed: {pip_install('models')}"
         return "\n".join([shown, *notes])
 
@@ -59,7 +63,7 @@ def _describe(name: str) -> Bundled:
     try:
         flow = load(name)
     except CheckpointError as error:  # its family is not installed
-        return Bundled(name=name, problem=str(error))
+        return Bundled(name=name, problem=str(error).replace(f"{files(MODELS) / name}/", ""))
     context = torch.zeros(flow.context_features) if flow.context_features else None
     with torch.inference_mode():
         engines = {block.engine.name for block in flow.bound_blocks(1, context=context)}

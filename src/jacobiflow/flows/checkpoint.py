@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from jacobiflow.core.arguments import as_path, instance
 from jacobiflow.core.files import (
     STATE,
     STATE_ERRORS,
@@ -70,7 +71,9 @@ def save(flow: Flow, folder: str | Path, *, dtype: torch.dtype | None = None, ca
     dtype: of the stored weights. Default: the dtype of the flow.
     card: the text of README.md. Default: a generated card, unless the folder has a README of someone's own.
     """
-    folder, kind = Path(folder), type(flow)
+    folder, kind = as_path("folder", folder), type(flow)
+    if card is not None:
+        instance(str, card, "card")
     if not loads_as_itself(kind):
         fix = "give it a name in `family` and register it"
         raise CheckpointError(f"{kind.__name__} would load as another family's flow: {fix}")
@@ -133,8 +136,8 @@ def _may_replace(card: Path) -> bool:
 
 def _stored(name: str, value: Tensor, dtype: torch.dtype | None) -> Tensor:
     """A tensor as it is written; CheckpointError if `dtype` cannot hold its numbers."""
-    dtype = dtype or value.dtype
-    if dtype not in DTYPES.values():
+    dtype = value.dtype if dtype is None else dtype
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES.values():
         raise CheckpointError(f"weights are stored as float64, float32, float16 or bfloat16, not {dtype}")
     stored = value.detach().to("cpu", dtype).contiguous()
     if dtype != value.dtype and bool((stored.isinf() & value.detach().cpu().isfinite()).any()):
@@ -192,7 +195,7 @@ def load(
     folder, commit = _find(source, revision)
     try:
         place = torch.empty(0, device=device).device
-    except (AssertionError, RuntimeError, TypeError):  # depends on the kind of device
+    except (AssertionError, RuntimeError, TypeError, ValueError):  # depends on the kind of device
         raise CheckpointError(f"this torch sees no device {short(device)}") from None
     flow = _read(folder, dtype).to(device=place)
     flow.eval()

@@ -12,9 +12,12 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jacobiflow.core import arguments
+from jacobiflow.core.arguments import Labels
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Block, Conditioner
 from jacobiflow.core.decode import decode
@@ -25,11 +28,10 @@ from jacobiflow.core.noise import row_noise
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import BlockStats, Decoded, Encoded, JacobiflowError, OnFailure, Stats, Watcher, joined
 from jacobiflow.core.warn import warn_once
-from jacobiflow.flows import arguments
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.checks import PROBES, checked, warn_if_loose, warn_of_nonfinite
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.plans import resolve_plan
+from jacobiflow.flows.plans import SWEPT, resolve_plan
 from jacobiflow.flows.profile import Profile
 from jacobiflow.flows.weights import Group, MemoModule, WeightMemo, check_size, digest, tensors_of
 from jacobiflow.kernels.backend import Backend, bind
@@ -162,7 +164,7 @@ class Flow(nn.Module, ABC):
 
     # Density
 
-    def encode(self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None) -> Encoded:
+    def encode(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Encoded:
         """z, standard normal if x is as the model believes, and log |dz/dx| [N] in nats."""
         arguments.tensor("x", x, next(self.parameters()), self.data_shape)
         condition = self._condition(len(x), labels, context)
@@ -181,12 +183,12 @@ class Flow(nn.Module, ABC):
             log_det = log_det - 0.5 * var.log().sum()
         return seq, log_det
 
-    def log_prob(self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+    def log_prob(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Tensor:
         """log p(x) [N] in nats: log N(z; 0, I) + log |dz/dx|."""
         enc = self.encode(x, labels, context=context)
         return standard_normal(enc.z) + enc.log_det
 
-    def bits_per_dim(self, x: Tensor, labels: int | Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+    def bits_per_dim(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Tensor:
         """-log2 p(x) / dims(x), [N].
 
         This is the density of x itself. For x = (pixel + u) / 128 - 1, pixels of 0 .. 255, the
@@ -205,6 +207,8 @@ class Flow(nn.Module, ABC):
         With a seed, row i depends on (seed, i) only. Without one, `generator` is used, or torch's global one.
         """
         n, start = arguments.as_int("n", n), arguments.as_int("start", start)
+        if generator is not None:
+            arguments.instance(torch.Generator, generator, "generator")
         need = 8 * n * math.prod(self.latent_shape)
         require_memory(f"noise of {short(n)} samples", need, "draw fewer at a time")
         like = next(self.parameters())
@@ -225,7 +229,7 @@ class Flow(nn.Module, ABC):
         z: Tensor,
         plan: str | Path | Plan | None = None,
         *,
-        labels: int | Tensor | None = None,
+        labels: Labels | None = None,
         context: Tensor | None = None,
         tol: float | None = None,
         init: Init | None = None,
@@ -264,8 +268,9 @@ class Flow(nn.Module, ABC):
             setting if the given tol leaves large residuals. False is for callers that look at `stats`.
         """
         arguments.tensor("z", z, next(self.parameters()), self.latent_shape)
+        arguments.switches(check=check, cache=cache, differentiable=differentiable, warn=warn)
         given = tol
-        if differentiable and tol is None and plan in (None, "uniform", "selective"):
+        if differentiable and tol is None and (plan is None or (isinstance(plan, str) and plan in SWEPT)):
             plan, tol = plan or "selective", GRADIENT_TOL[z.dtype]
         guide = Guidance.of(guidance)
         self.refuse_nonfinite()
@@ -273,7 +278,7 @@ class Flow(nn.Module, ABC):
         setting: dict[str, Any] = {"context": context, "guidance": guide, "backend": backend}
         methods = self.plan(plan, tol=tol, init=init, max_deviation=max_deviation, n=len(z), **setting)
         began = time.perf_counter()
-        with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()), torch_single_threaded(z):
+        with torch.set_grad_enabled(bool(differentiable) and torch.is_grad_enabled()), torch_single_threaded(z):
             bound = self.bound_blocks(len(z), labels=labels, **setting)
             guide.refuse_idle(labels)
             solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
@@ -337,7 +342,7 @@ class Flow(nn.Module, ABC):
         self,
         n: int,
         *,
-        labels: int | Tensor | None = None,
+        labels: Labels | None = None,
         context: Tensor | None = None,
         guidance: Guidance | None = None,
         backend: Backend | None = None,
@@ -393,7 +398,7 @@ class Flow(nn.Module, ABC):
         self,
         n: int,
         *,
-        labels: int | Tensor | None = None,
+        labels: Labels | None = None,
         context: Tensor | None = None,
         plan: str | Path | Plan | None = None,
         tol: float | None = None,
@@ -403,6 +408,7 @@ class Flow(nn.Module, ABC):
         generator: torch.Generator | None = None,
         guidance: float | Guidance = 0.0,
         denoise: bool = False,
+        check: bool = False,
         on_failure: OnFailure = "fallback",
         backend: Backend | None = None,
         batch_size: int | None = None,
@@ -411,19 +417,23 @@ class Flow(nn.Module, ABC):
         """Decode fresh noise; for the options that are not described here see `decode`.
 
         seed: sample i depends on (seed, i) only. Default: torch's global generator, or `generator`.
-        denoise: see `denoise`. batch_size: samples that are decoded at a time. Default: all of them.
+        denoise: see `denoise`. check: see `decode`; residuals are those of the samples before they are denoised.
+        batch_size: samples that are decoded at a time. Default: all of them.
         progress: show a progress bar.
         """
+        arguments.switches(denoise=denoise, check=check, progress=progress)
+        n = arguments.as_int("n", n)
         z = self.noise(n, seed, generator=generator)
         size = max(n, 1) if batch_size is None else arguments.as_int("batch_size", batch_size, 1)
         condition = self._condition(n, labels, context)
         guide = Guidance.of(guidance)
         setting: dict[str, Any] = {"guidance": guide, "backend": backend}
-        if plan in (None, "auto") and tol is None and init is None:  # the same plan for every batch
+        automatic = plan is None or (isinstance(plan, str) and plan == "auto")
+        if automatic and tol is None and init is None:  # the same plan for every batch
             some = _part(context, slice(size), 2)
             plan = self.plan("auto", max_deviation=max_deviation, n=min(n, size), context=some, **setting)
             max_deviation = None
-        setting |= {"tol": tol, "init": init, "max_deviation": max_deviation, "on_failure": on_failure}
+        setting |= {"tol": tol, "init": init, "max_deviation": max_deviation, "on_failure": on_failure, "check": check}
         parts: list[Decoded] = []
         with progress_bar(desc="sampling", unit="sample", total=n, disable=not progress) as bar:
             for rows in (slice(i, i + size) for i in range(0, max(n, 1), size)):
@@ -437,7 +447,7 @@ class Flow(nn.Module, ABC):
         warn_of_nonfinite(found.x, z, guide)
         return found
 
-    def denoise(self, x: Tensor, labels: int | Tensor | None = None) -> Tensor:
+    def denoise(self, x: Tensor, labels: Labels | None = None) -> Tensor:
         """x + sigma^2 grad log p(x), sigma the noise that the flow was trained with."""
         sigma = getattr(self.config, "noise_std", 0.0)
         if not sigma:
@@ -458,7 +468,7 @@ class Flow(nn.Module, ABC):
 
     # Guards
 
-    def _condition(self, n: int, labels: int | Tensor | None, context: Tensor | None) -> Tensor | None:
+    def _condition(self, n: int, labels: Labels | None, context: Tensor | None) -> Tensor | None:
         """Labels [n] or context [n, C], checked; None where the flow is used without."""
         like = next(self.parameters())
         if labels is not None:
@@ -521,4 +531,4 @@ def standard_normal(z: Tensor) -> Tensor:
 
 def _part(value: Any, rows: slice, dims: int) -> Any:
     """Some rows of labels [N] or context [N, C]; what is shared by all rows stays as it is."""
-    return value[rows] if isinstance(value, Tensor) and value.ndim == dims else value
+    return value[rows] if np.ndim(value) == dims else value

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from jacobiflow.core.arguments import Labels, number, switches, word
 from jacobiflow.core.block import Cache, Start, WrappedConditioner
 from jacobiflow.core.description import TransformerNetwork, description
-from jacobiflow.flows.arguments import number
 from jacobiflow.kernels.compile import COMPILED, compiled
 
 IDLE = "give labels, or another temperature such as jf.Guidance(1.5, attn_temp=1.5)"
@@ -37,8 +38,8 @@ class Guidance:
     def __post_init__(self) -> None:
         if abs(number("Guidance.weight", self.weight)) > LARGEST:
             raise ValueError(f"Guidance.weight must be within +-{LARGEST:g}, not {self.weight}")
-        if self.what not in ("a", "b", "ab"):
-            raise ValueError(f"Guidance.what must be 'a', 'b' or 'ab', not {self.what!r}")
+        switches(**{"Guidance.annealed": self.annealed})
+        word("Guidance.what", self.what, ("a", "b", "ab"))
         if not number("Guidance.attn_temp", self.attn_temp) > 0:
             raise ValueError(f"Guidance.attn_temp must be finite and positive, not {self.attn_temp}")
         if not 1 / LARGEST <= self.attn_temp <= LARGEST:
@@ -49,9 +50,9 @@ class Guidance:
         """The `guidance` argument of a flow, which may be a weight."""
         return value if isinstance(value, Guidance) else cls(value)
 
-    def refuse_idle(self, labels: int | Tensor | None, fix: str = IDLE) -> None:
+    def refuse_idle(self, labels: Labels | None, fix: str = IDLE) -> None:
         """Raise if it would double the cost and change nothing, because both branches are the same."""
-        unlabelled = labels is None or (isinstance(labels, int) and labels == -1)
+        unlabelled = labels is None or (np.ndim(labels) == 0 and labels == -1)
         if unlabelled and self.weight and self.attn_temp == 1:
             raise ValueError(f"guidance without labels changes nothing at attn_temp 1: {fix}")
 

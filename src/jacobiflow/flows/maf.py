@@ -6,19 +6,20 @@ Papamakarios et al., 2017, Masked Autoregressive Flow; Durkan et al., 2019, Neur
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jacobiflow.core.arguments import as_int, number, set_ints, switches, word
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Init, Plan, Unit
 from jacobiflow.core.noise import Noise
-from jacobiflow.flows.arguments import as_int, number, set_ints
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.masked_mlp import Activation, MaskedMLP
@@ -56,18 +57,17 @@ class MAFConfig:
     noise: Noise | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        widths = self.hidden if isinstance(self.hidden, Iterable) else ()
+        widths = self.hidden if np.ndim(self.hidden) else ()
         object.__setattr__(self, "hidden", tuple(as_int("MAFConfig.hidden", width, 1) for width in widths))
         set_ints(self, "MAFConfig", features=1, context=0, blocks=1, bins=2)
-        if not as_int("MAFConfig.order_seed", self.order_seed) < 2**63:
-            raise ValueError("MAFConfig.order_seed must be 0 or more and below 2^63")
+        as_int("MAFConfig.order_seed", self.order_seed, 0, 2**63 - 1)
         if not self.hidden:
             raise ValueError("MAFConfig.hidden needs widths of 1 or more, one a layer")
+        switches(**{"MAFConfig.residual": self.residual})
         if self.residual and len(set(self.hidden)) > 1:
             raise ValueError(f"MAFConfig.hidden must be all the same with residual, not {self.hidden}")
         for name, kind in (("transform", Transform), ("activation", Activation), ("scale", Scale)):
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(f"MAFConfig.{name} must be one of {get_args(kind)}, not {getattr(self, name)!r}")
+            word(f"MAFConfig.{name}", getattr(self, name), get_args(kind))
         scale, bound = (number(f"MAFConfig.{n}", getattr(self, n)) for n in ("min_scale", "bound"))
         if not 0 <= scale < 1 or not bound > 0:
             raise ValueError("MAFConfig.min_scale must be in [0, 1) and bound positive")

@@ -7,6 +7,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
+from jacobiflow.core.arguments import word
 from jacobiflow.core.method import INITS, Init, Plan, PlanError
 from jacobiflow.core.suggest import did_you_mean
 from jacobiflow.flows.auto_plan import auto_plan, recall
@@ -34,11 +35,13 @@ def resolve_plan(
     """
     if plan is None:
         plan = "auto" if tol is None and init is None else "selective"
+    if not isinstance(plan, str | Path | Plan):
+        raise PlanError(f"a plan is a name, a jf.Plan or a path, not {short(plan)}")
     if max_deviation is not None and plan != "auto":
         raise TypeError("max_deviation belongs to plan 'auto', the default: other plans have their own tol")
     if isinstance(plan, str) and plan in SWEPT:
-        if init is not None and init not in INITS:
-            raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
+        if init is not None:
+            word("init", init, INITS)
         tol = flow.default_tol if tol is None else tol
         uniform = Plan.uniform(len(flow.blocks), tol=tol, init=init)
         found = uniform if plan == "uniform" else flow.selective(tol, init)
@@ -58,9 +61,7 @@ def resolve_plan(
     return found.resolved(flow.default_unit, calibrated=needs_guesses and flow.guesses() is not None)
 
 
-def _path(plan: object) -> Path:
-    if not isinstance(plan, str | Path):
-        raise PlanError(f"a plan is a name, a jf.Plan or a path, not {short(plan)}")
+def _path(plan: str | Path) -> Path:
     path = Path(plan)
     if isinstance(plan, str) and path.suffix != ".json" and not os.path.exists(path):
         known, hint = ", ".join(PLANS), did_you_mean(plan, PLANS)

@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from jacobiflow.core.arguments import number, set_ints, switches
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Unit
 from jacobiflow.core.noise import Noise
-from jacobiflow.flows.arguments import number, set_ints
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, Guided
 from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, TransformerConditioner
@@ -50,6 +50,7 @@ class TarFlowConfig:
     def __post_init__(self) -> None:
         set_ints(self, "TarFlowConfig", image_size=1, image_channels=1, patch_size=1, width=1, head_dim=1)
         set_ints(self, "TarFlowConfig", blocks=1, layers_per_block=1, num_classes=0)
+        switches(**{"TarFlowConfig.volume_preserving": self.volume_preserving})
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"TarFlowConfig.patch_size {self.patch_size} does not divide image_size {self.image_size}"

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jacobiflow.core import arguments
+from jacobiflow.core.arguments import Labels
 from jacobiflow.core.block import Block
 from jacobiflow.core.hardware import processor_name
 from jacobiflow.core.method import Init, Plan
 from jacobiflow.core.records import as_json
-from jacobiflow.flows.arguments import as_int, instance
 from jacobiflow.flows.auto_plan import MARGIN, Choice, choices, deviation_bound, entry_of, keep, pick
 from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.compare import agree
@@ -60,7 +61,7 @@ def tune(
     batch_size: int = 16,
     max_deviation: float | None = None,
     *,
-    labels: int | Tensor | None = None,
+    labels: Labels | None = None,
     context: Tensor | None = None,
     guidance: float | Guidance = 0.0,
     clock: Clock | None = None,
@@ -82,10 +83,14 @@ def tune(
     >>> len(plan), plan.about["setting"]["batch"]
     (2, 2)
     """
-    instance(Flow, flow)
-    batch, bound = as_int("batch_size", batch_size, 1), deviation_bound(flow, max_deviation)
+    arguments.instance(Flow, flow, "tune")
+    arguments.function("progress", progress)
+    batch, bound = arguments.as_int("batch_size", batch_size, 1), deviation_bound(flow, max_deviation)
     guide = Guidance.of(guidance)
-    rows = batch * math.ceil(ROWS / batch)
+    rows = batch * -(-ROWS // batch)
+    z = flow.to_prior(flow.noise(rows, SEED))
+    if labels is not None:
+        labels = arguments.labels(labels, None, flow.num_classes, next(flow.parameters()).device)
     labels, context = in_turn(labels, rows), in_turn(context, rows)
     bound_blocks = partial(flow.bound_blocks, rows, labels=labels, context=context, guidance=guide)
     bound_blocks()  # raises if they do not fit
@@ -104,7 +109,7 @@ def tune(
         keep(flow)
     part = parts
     assert entry is not None
-    z, stack = flow.to_prior(flow.noise(rows, SEED)), bound_blocks()
+    stack = bound_blocks()
     clock = clock or clock_of(z.device)
     known = choices(flow, batch, entry, guidance=guide, context=context, clock=clock)
     exact, *others = _candidates(flow, known, bound)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from jacobiflow.core.arguments import word
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Block, Conditioner, Engine
 from jacobiflow.kernels import c_masked, c_transformer, compile
@@ -28,8 +29,8 @@ def bind(
     conditioner: Conditioner, bijector: Bijector, order: Tensor | None = None, backend: Backend | None = None
 ) -> Block:
     """A block that is evaluated by `backend`, or by the fastest one that supports it."""
-    if backend is not None and backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    if backend is not None:
+        word("backend", backend, BACKENDS)
     for name in FASTEST if backend is None else (backend,):
         for make in BACKENDS[name]:
             if (engine := make(conditioner, bijector)) is not None:

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from jacobiflow.core.arguments import as_int
 from jacobiflow.core.method import Init, Method, Plan
 from jacobiflow.core.records import RecordError, build
-from jacobiflow.flows.arguments import as_int
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.weights import linear_shapes
 from jacobiflow_lab.lattice.ising import Ising
