@@ -242,17 +242,14 @@ class Flow(nn.Module, ABC):
             "selective". `stats.plan` says what ran.
         max_deviation: the largest |x - exact| that "auto" may cost, as measured by the flow's convergence
             profile. Default: 0.05 for TarFlow; 1e-4 standard deviations for MAF and NSF.
-        check: encode the answer and record |encode(x) - z| of each sample in stats.residual. A sample that
-            ended EXACT is reported as CONVERGED, with a warning, if its residual exceeds
-            sqrt(eps) * max(1, |z|) anywhere.
+        check: encode the answer and record |encode(x) - z| of each sample in stats.residual. A sample that ended EXACT
+            is reported as CONVERGED, with a warning, if its residual exceeds sqrt(eps) * max(1, |z|) anywhere.
         on_failure, cache: see `jacobiflow.core.decode.decode`.
-        backend: "torch", "c" or "compile"; None is the first of "c" and "torch" that supports the flow.
-            "compile" lets torch compile the network of a TarFlow, once per number of samples and width: it
-            pays on CUDA, or where there is no C compiler and many batches follow. `stats.backend` says what
-            ran.
-        differentiable: x and log_det carry gradients to z, weights and context (first derivatives, by
-            the implicit function theorem). A loose tol biases them, so that named plans then default
-            to a tight one.
+        backend: "torch", "c" or "compile"; None is the first of "c" and "torch" that supports the flow. "compile" lets
+            torch compile the network of a TarFlow, once per number of samples and width: it pays on CUDA, or where
+            there is no C compiler and many batches follow. `stats.backend` says what ran.
+        differentiable: x and log_det carry gradients to z, weights and context (first derivatives, by the implicit
+            function theorem). A loose tol biases them, so that named plans then default to a tight one.
         watch: called after every sweep with a `Sweep`, its x in the order of the data, so that
             `from_sequence` makes a picture of it.
         warn: give one RuntimeWarning if samples are not finite, with their number and what to do, and one per
