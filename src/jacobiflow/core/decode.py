@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -19,17 +20,7 @@ from torch import Tensor
 from jacobiflow.core.block import Block, Engine
 from jacobiflow.core.failures import regrouped
 from jacobiflow.core.method import Method, Plan
-from jacobiflow.core.results import (
-    ON_FAILURE,
-    STATUSES,
-    BlockStats,
-    Decoded,
-    DecodingError,
-    OnFailure,
-    Stats,
-    Sweep,
-    Watcher,
-)
+from jacobiflow.core.results import STATUSES, BlockStats, Decoded, DecodingError, OnFailure, Stats, Sweep, Watcher
 from jacobiflow.core.rows import Look, Rows, Verdict, first_guess
 from jacobiflow.core.stopping import changes
 
@@ -58,8 +49,8 @@ def decode(
     watch: called with the first guess and after every sweep. The batch is then solved in one part, and
         samples that continue with a narrower window are not shown.
     """
-    if on_failure not in ON_FAILURE:
-        raise ValueError(f"on_failure must be one of {', '.join(ON_FAILURE)}, not {on_failure!r}")
+    if on_failure not in get_args(OnFailure):
+        raise ValueError(f"on_failure must be one of {', '.join(get_args(OnFailure))}, not {on_failure!r}")
     if z.ndim != 3 or z.shape[1] != block.length:
         raise ValueError(f"z must be [N, {block.length}, D], not {list(z.shape)}")
     began = time.perf_counter()
@@ -99,11 +90,8 @@ def _decoded(block: Block, rows: Rows, method: Method, seconds: float) -> Decode
         guess_sweeps=rows.guess_sweeps.clone().cpu(),
         precision=method.precision,
     )
-    return Decoded(
-        x=block.from_positions(rows.answer[:, : rows.length].clone()),
-        log_det=rows.log_slope[:, : rows.length].sum(1),
-        stats=Stats(blocks=(stats,), seconds=seconds, plan=Plan((method,))),
-    )
+    x, log_det = block.from_positions(rows.answer[:, : rows.length].clone()), rows.log_slope[:, : rows.length].sum(1)
+    return Decoded(x=x, log_det=log_det, stats=Stats(blocks=(stats,), seconds=seconds, plan=Plan((method,))))
 
 
 class Observer:

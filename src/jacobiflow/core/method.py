@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jacobiflow.core.files import read_text, write_text
 from jacobiflow.core.records import RecordError, build
@@ -17,9 +17,8 @@ from jacobiflow.core.warn import warn_once
 Init = Literal["zeros", "noise", "previous", "calibrated"]
 Unit = Literal["absolute", "relative"]
 Precision = Literal["float32", "mixed"]
-INITS: tuple[Init, ...] = ("zeros", "noise", "previous", "calibrated")
-UNITS: tuple[Unit, ...] = ("absolute", "relative")
-PRECISIONS: tuple[Precision, ...] = ("float32", "mixed")
+INITS: tuple[Init, ...] = get_args(Init)
+UNITS: tuple[Unit, ...] = get_args(Unit)
 FORMAT = "jacobiflow-plan"
 VERSION = 2  # 1: windows were closed one after the other, and max_sweeps was per window
 MOST = 10_000  # methods of a plan that is read; no flow has as many blocks
@@ -64,7 +63,7 @@ class Method:
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise ValueError(f"Method.{name} must be one of {', '.join(known)} or None, not {value!r}")
-        if self.precision not in PRECISIONS:
+        if self.precision not in get_args(Precision):
             raise ValueError(f"Method.precision must be 'float32' or 'mixed', not {self.precision!r}")
         if self.precision == "mixed" and self.width is not None:
             raise ValueError("Method.precision 'mixed' is for whole-sequence sweeps: leave out width")
@@ -77,8 +76,7 @@ class Method:
         >>> Method(tol=0.1).resolved("relative")
         Method(width=None, tol=0.1, max_sweeps=None, init='zeros', unit='relative', precision='float32')
         """
-        unit = self.unit or unit
-        init = self.init
+        unit, init = self.unit or unit, self.init
         if init is None and self.width != 1:
             init = "calibrated" if calibrated else "previous" if unit == "absolute" else "zeros"
         return replace(self, init=init, unit=unit)
@@ -214,10 +212,8 @@ class Plan:
     def load(cls, path: str | Path) -> Plan:
         """Read a plan that `save` wrote."""
         try:
-            text = read_text(Path(path))
-        except (OSError, ValueError) as error:
-            raise PlanError(f"cannot read the plan {path}: {error}") from None
-        try:
-            return cls.from_json(text, name=f"the plan {path}")
+            return cls.from_json(read_text(Path(path)), name=f"the plan {path}")
         except PlanError as error:
             raise PlanError(f"{path}: {error}") from None
+        except (OSError, ValueError) as error:
+            raise PlanError(f"cannot read the plan {path}: {error}") from None

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from jacobiflow.core.method import Plan
 
 OnFailure = Literal["fallback", "raise", "return"]
-ON_FAILURE: tuple[OnFailure, ...] = ("fallback", "raise", "return")
 
 
 class Status(enum.Enum):

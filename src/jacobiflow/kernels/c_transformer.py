@@ -140,7 +140,7 @@ class CTransformerEngine(Engine):
     name = "c"
 
     @property
-    def rows(self) -> int | None:
+    def rows(self) -> int | None:  # type: ignore[override]
         return max(FEWEST_ROWS, CACHE_BYTES // (self.packed.row_bytes * len(self.scale)))
 
     accept = staticmethod(accept)

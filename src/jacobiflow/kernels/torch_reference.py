@@ -20,7 +20,6 @@ class TorchEngine(Engine):
     conditioner: Conditioner
     bijector: Bijector
     name: str = "torch"
-    rows: int | None = None
     compacts: bool = True
 
     accept = staticmethod(accept)
