@@ -36,10 +36,8 @@ def own_folder(name: str) -> Path | None:
         where, reason = f"the cache folder {cache_folder()}", f"{error.filename}: {error.strerror}"
     except RuntimeError:  # Path.home: no $HOME, and an unknown user
         where, reason = "the cache folder", "the user has no home folder"
-    warn_once(
-        f"{where} is not used ({reason}): nothing is kept between runs; "
-        "set JACOBIFLOW_CACHE to a folder that only you can write"
-    )
+    advice = "set JACOBIFLOW_CACHE to a folder that only you can write"
+    warn_once(f"{where} is not used ({reason}): nothing is kept between runs; {advice}")
     return None
 
 

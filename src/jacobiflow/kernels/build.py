@@ -41,10 +41,8 @@ def library() -> ctypes.CDLL | None:
             return declare(_load(_built(compiler, name), name))
     except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
         reason = f"they could not be built: {_reason(error)}"
-    warn_once(
-        f"the C kernels are not used ({reason}), so decoding runs in torch, several times slower: "
-        "install a C compiler or set CC, or set JACOBIFLOW_NATIVE=0 to silence this"
-    )
+    advice = "install a C compiler or set CC, or set JACOBIFLOW_NATIVE=0 to silence this"
+    warn_once(f"the C kernels are not used ({reason}), so decoding runs in torch, several times slower: {advice}")
     return None
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Engine, Start
-from jacobiflow.core.description import Linear, TransformerLayer, TransformerNetwork, description
+from jacobiflow.core.description import Affine, TransformerLayer, TransformerNetwork, description
 from jacobiflow.kernels.build import library
 from jacobiflow.kernels.c_accept import accept
 from jacobiflow.kernels.c_library import PANEL, TensorPins, in_rows, members, pad, panels, panels_of_pairs
@@ -224,17 +224,11 @@ def engine(conditioner: Conditioner, bijector: Bijector) -> CTransformerEngine |
         return None
     with torch.no_grad():
         packed = network.reuse(lambda: PackedTransformer(lib, network))
-        branches = 1 if network.blend is None else 2
+        condition, blend, branches = network.condition, network.blend, 1 if network.blend is None else 2
         temperature = network.pos_embed.new_ones(1) if network.temperature is None else network.temperature
-        scale = network.head_dim**-0.5 / temperature
-        condition = network.condition
-        return CTransformerEngine(
-            packed=packed,
-            map=found,
-            condition=None if condition is None else _by_branch(condition.detach()[:, 0], branches),
-            scale=_by_branch(scale, branches),
-            blend=None if network.blend is None else network.blend.contiguous(),
-        )
+        scale = _by_branch(network.head_dim**-0.5 / temperature, branches)
+        condition = None if condition is None else _by_branch(condition.detach()[:, 0], branches)
+        return CTransformerEngine(packed, found, condition, scale, None if blend is None else blend.contiguous())
 
 
 def _tensors(network: TransformerNetwork) -> list[Tensor]:
@@ -250,7 +244,7 @@ def _readable(t: Tensor) -> bool:
     return plain and t.device.type == "cpu" and t.dtype == torch.float32
 
 
-def _folded(linear: Linear, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+def _folded(linear: Affine, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """linear(scale * x + shift) as one matrix and bias."""
     return linear.weight * scale, linear.bias + linear.weight @ shift
 
