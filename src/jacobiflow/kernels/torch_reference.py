@@ -20,6 +20,7 @@ class TorchEngine(Engine):
     conditioner: Conditioner
     bijector: Bijector
     name: str = "torch"
+    rows: int | None = None
     compacts: bool = True
 
     accept = staticmethod(accept)
