@@ -173,10 +173,8 @@ def _find(source: str | Path, revision: str | None) -> tuple[Path, str | None]:
         return _download(source, revision)
     elif not there:
         known = ", ".join(bundled_names()) or "none installed: pip install jacobiflow-models"
-        hint = did_you_mean(name, bundled_names())
-        raise CheckpointError(
-            f"no model {name!r}{hint}: give a bundled name ({known}), a checkpoint folder or a hub id"
-        )
+        what = f"no model {name!r}{did_you_mean(name, bundled_names())}"
+        raise CheckpointError(f"{what}: give a bundled name ({known}), a checkpoint folder or a hub id")
     if revision is not None:
         raise CheckpointError(f"revision belongs to hub ids; {name!r} is on this machine")
     return path, None
