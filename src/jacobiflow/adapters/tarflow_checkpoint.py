@@ -208,19 +208,13 @@ def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
     )
 
 
-def _layout(config: TarFlowConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """By public key: our name for it ("" if we have none), and its public shape."""
-    masks = {f"blocks.{k}.attn_mask": ("", (config.length, config.length)) for k in range(config.blocks)}
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for ours, shape in config.shapes():
-        theirs = reduce(lambda name, part: name.replace(*part), RENAMED.items(), ours)
-        found[theirs] = ours, (shape[0], 1, shape[1]) if ours.endswith("class_embed") else shape
-    return found | masks
-
-
 def _weights(state: Mapping[str, Any], config: TarFlowConfig) -> tuple[torch.dtype, dict[str, Tensor]]:
     """The dtype of the flow and its state dict. Copies only what it must."""
-    layout = _layout(config)
+    layout: dict[str, tuple[str, tuple[int, ...]]] = {}  # by public key: our name, "" if none, and the public shape
+    for ours, whole in config.shapes():
+        theirs = reduce(lambda name, part: name.replace(*part), RENAMED.items(), ours)
+        layout[theirs] = ours, (whole[0], 1, whole[1]) if ours.endswith("class_embed") else whole
+    layout |= {f"blocks.{k}.attn_mask": ("", (config.length, config.length)) for k in range(config.blocks)}
     for key, (_, shape) in layout.items():
         if key in state or not key.endswith(BUFFERS):
             _check_shape(state, key, *shape)

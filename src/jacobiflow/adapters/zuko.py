@@ -172,9 +172,6 @@ class OpenInverse(Patch):
         return x
 
 
-# The univariate map
-
-
 def _maps(lazy: Any, shapes: list[tuple[int, ...]], length: int) -> Iterator[Bijector]:
     """Maps of ours that may have the same formula, then the transform's own."""
     make = lazy.univariate

@@ -169,11 +169,10 @@ class Plan:
         return json.dumps(doc | ({"about": self.about} if self.about else {}), indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, *, name: str = "the plan", oldest: int = 1) -> Plan:
+    def from_json(cls, text: str, *, name: str = "the plan") -> Plan:
         """The plan of `to_json`; PlanError says what is wrong with any other text.
 
-        Version 1 is read too, unless `oldest` is larger. If its methods mean something else now, one warning
-        says so, which calls the plan `name`.
+        Version 1 is read too. If its methods mean something else now, one warning that calls the plan `name` says so.
         """
         try:
             doc = json.loads(text)  # `about` may hold Infinity
@@ -182,8 +181,8 @@ class Plan:
         if not isinstance(doc, dict) or doc.get("format") != FORMAT:
             raise PlanError(f'a plan must be a JSON object with "format": "{FORMAT}"')
         version = doc.get("version")
-        if type(version) is not int or not oldest <= version <= VERSION:
-            raise PlanError(f"this release reads plans of version {oldest} to {VERSION}, not {version!r}")
+        if type(version) is not int or not 1 <= version <= VERSION:
+            raise PlanError(f"this release reads plans of version 1 to {VERSION}, not {version!r}")
         body = {key: doc[key] for key in ("methods", "about") if key in doc}
         count = len(body["methods"]) if isinstance(body.get("methods"), list) else 0
         if count > MOST:

@@ -82,7 +82,7 @@ def _built(compiler: tuple[str, ...], name: str) -> bytes:
     if folder is not None:
         with suppress(OSError):
             content = read_own(folder / f"{name}.so")
-            if _whole(content):
+            if hashlib.sha256(content[:-32]).digest() == content[-32:]:  # a torn one may end this process
                 return content
     announce("compiling the C kernels, once: this takes about ten seconds")
     with tempfile.TemporaryDirectory(prefix="jacobiflow-") as room:
@@ -95,11 +95,6 @@ def _built(compiler: tuple[str, ...], name: str) -> bytes:
         with suppress(OSError):  # built again next time
             write_own(folder / f"{name}.so", content)
     return content
-
-
-def _whole(content: bytes) -> bool:
-    """Whether the file is as it was built: a torn one may end the process that loads it."""
-    return hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
 def _load(content: bytes, name: str) -> ctypes.CDLL:
