@@ -43,7 +43,8 @@ DATA = {
     "cifar10": Data(
         "cifar10",
         "cifar10-full.npz",
-        "All 50,000 training images of CIFAR-10 (Krizhevsky, 2009); validation and figures are on the 10,000 test images.",
+        "All 50,000 training images of CIFAR-10 (Krizhevsky, 2009); validation and figures are on the 10,000 test "
+        "images.",
         "jacobiflow evaluate",
     ),
     "cifar10-part": Data(

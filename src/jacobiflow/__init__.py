@@ -14,16 +14,7 @@ from jacobiflow.core.block import Block
 from jacobiflow.core.decode import decode
 from jacobiflow.core.method import Method, Plan, PlanError
 from jacobiflow.core.pictures import save_images
-from jacobiflow.core.results import (
-    BlockStats,
-    Decoded,
-    DecodingError,
-    Encoded,
-    JacobiflowError,
-    Stats,
-    Status,
-    Sweep,
-)
+from jacobiflow.core.results import BlockStats, Decoded, DecodingError, Encoded, JacobiflowError, Stats, Status, Sweep
 from jacobiflow.flows.bundled import models
 from jacobiflow.flows.checkpoint import CheckpointError, load
 from jacobiflow.flows.flow import Flow, NonfiniteError

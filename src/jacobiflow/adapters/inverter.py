@@ -161,8 +161,7 @@ class Packed:
 
     def _theta(self, shared: Tensor | None = None) -> Callable[[Tensor, Tensor | None], Tensor]:
         """The library's own parameters, in the order of positions; shared: the context of all rows [1, C]."""
-        order = self.order
-        back = None if order is None else torch.argsort(order)
+        order, back = self.order, None if self.order is None else torch.argsort(self.order)
 
         def theta(x: Tensor, context: Tensor | None) -> Tensor:
             context = context if shared is None else shared.expand(len(x), -1)
@@ -230,13 +229,9 @@ def _decode(block: Block, z: Tensor, tol: float, way: str) -> Solution:
     """x [n, T, 1]; rows without a finite inverse are NaN. Counts those that became so here, not those that
     another layer has made so."""
     length = z.shape[1]
-    method = Method(
-        width=None if way in (SWEEPS, FULL) else 1,
-        tol=tol,
-        max_sweeps=MAX_SWEEPS + int(MAX_SWEEPS_PER_POSITION * length) if way == SWEEPS else None,
-        init="zeros",
-        unit="relative",
-    )
+    most = MAX_SWEEPS + int(MAX_SWEEPS_PER_POSITION * length) if way == SWEEPS else None
+    width = None if way in (SWEEPS, FULL) else 1
+    method = Method(width=width, tol=tol, max_sweeps=most, init="zeros", unit="relative")
     out = decode(block, z, method, compact_at=COMPACT_AT if z.numel() > COMPACT_FROM_NUMBERS else 0)
     stats, passes, new = out.stats.blocks[0], 0.0, 0
     if len(z):

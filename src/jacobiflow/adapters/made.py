@@ -75,9 +75,6 @@ def _twin(owner: Any, theta: Theta, width: int) -> tuple[Map, Map]:
     return lambda x: twin.forward(x, given), lambda z: type(twin).inverse(twin, z, given)
 
 
-# The elementwise map
-
-
 def _maps(owner: Any, length: int, params: int) -> Iterator[Bijector]:
     """Maps of ours that may have the same formula, then the transform's own."""
     bins, tails, bound = (getattr(owner, name, None) for name in ("num_bins", "tails", "tail_bound"))

@@ -30,12 +30,12 @@ _MODULES = (
 )
 
 
-def elementwise(activation: Any) -> Callable[[Tensor], Tensor] | None:
+def elementwise(activation: Any) -> Function | None:
     """`activation` if it is known to be elementwise, so that units may be reordered; else None."""
-    known = type(activation) in _MODULES or any(activation is f for f in _FUNCTIONS)
+    if type(activation) not in _MODULES and not any(activation is f for f in _FUNCTIONS):
+        return None
     # An in-place activation would overwrite the cached units.
-    own = type(activation)() if known and getattr(activation, "inplace", False) else activation
-    return own if known else None
+    return type(activation)() if getattr(activation, "inplace", False) else activation  # type: ignore[no-any-return]
 
 
 def is_masked_linear(layer: Any) -> TypeGuard[nn.Linear]:
@@ -47,7 +47,7 @@ def is_masked_linear(layer: Any) -> TypeGuard[nn.Linear]:
     )
 
 
-Term = Callable[[Tensor], Tensor]  # of context [n, C], [n, out]
+Function = Callable[[Tensor], Tensor]  # as a term: of context [n, C], [n, out]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Link:
     source: int
     activated: bool = True
     skip: int | None = None
-    context: Term | None = None  # added
+    context: Function | None = None  # added
     before: nn.BatchNorm1d | None = None  # applied to the source
     norm: nn.BatchNorm1d | None = None  # applied to the new node before its activation
     given: Tensor | None = None  # the mask, if it is not the layer's own
@@ -90,7 +90,7 @@ class ForeignNetwork:
     """
 
     links: tuple[Link, ...]
-    activation: Callable[[Tensor], Tensor] | None  # None: cannot be packed; the order is still right
+    activation: Function | None  # None: cannot be packed; the order is still right
     rows: Tensor  # [length, params], the outputs of each feature
     first: int = 0  # input column of the first feature; the other columns are context
 
@@ -108,11 +108,7 @@ class ForeignNetwork:
 
 
 def networks(
-    parts: Iterable[nn.Module],
-    activation: Any,
-    rows: Callable[[Tensor], Tensor],
-    context: nn.Module | None = None,
-    first: int = 0,
+    parts: Iterable[nn.Module], activation: Any, rows: Function, context: nn.Module | None = None, first: int = 0
 ) -> tuple[ForeignNetwork, ...]:
     """The ways in which libraries connect the layers of these parts, from input to output.
 
@@ -129,7 +125,7 @@ def networks(
         raise Declined("its conditioner has layers that are not masked linear layers")
     residual = any(len(linears) == 2 for linears in blocks)
 
-    def connected(active: bool, context: Term | None, inside: bool) -> ForeignNetwork:
+    def connected(active: bool, context: Function | None, inside: bool) -> ForeignNetwork:
         links = list[Link]()
         for layers, linears in zip(found, blocks, strict=True):
             norms = [*(m for m in layers if isinstance(m, nn.BatchNorm1d)), None, None]
@@ -234,16 +230,13 @@ def pack(net: ForeignNetwork, known: Structure) -> MaskedNetwork:
                 norm = factor[new, None], offset[new, None]
             stages.append(Stage(*sort(link, new), link.source, link.activated, link.skip, ends, norm))
         head, head_bias = sort(net.links[-1], net.rows.to(device)[units[0]].flatten())
-    activated = net.links[-1].activated
-    return MaskedNetwork(net.length, tuple(stages), head, head_bias, net.activation, activated)
+    return MaskedNetwork(net.length, tuple(stages), head, head_bias, net.activation, net.links[-1].activated)
 
 
 def _affine(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
     """Batch norm in eval mode is factor * x + offset."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    factor = (norm.running_var + norm.eps).rsqrt()
-    if norm.weight is not None:
-        factor = factor * norm.weight
+    factor = (norm.running_var + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight)
     offset = -norm.running_mean * factor
     return factor, offset if norm.bias is None else offset + norm.bias

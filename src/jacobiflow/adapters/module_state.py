@@ -71,10 +71,8 @@ class Snapshot:
     def lent(self) -> Iterator[None]:
         """Put the tensors and layers of the snapshot back inside a with statement."""
         if self._look() != self._marks:
-            raise RuntimeError(
-                "weights were overwritten between sampling and the backward pass: "
-                "call backward before the optimiser's step, or sample again"
-            )
+            advice = "call backward before the optimiser's step, or sample again"
+            raise RuntimeError(f"weights were overwritten between sampling and the backward pass: {advice}")
         now = [dict(store) for store, _ in self._stores]
         training = [m for m in self._noisy if m.training]  # sampling took place in eval mode
         try:

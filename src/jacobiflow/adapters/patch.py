@@ -22,6 +22,12 @@ from jacobiflow.flows.weights import tensors_of
 FEW_PASSES = 2  # of an original inverse that leaves nothing to save
 
 
+def require_gain(passes: int) -> None:
+    """Raise NothingToGain if an original inverse takes so few passes that there is nothing to save."""
+    if passes <= FEW_PASSES:
+        raise NothingToGain(f"its own inverse takes {passes} passes")
+
+
 @dataclass
 class Tally:
     """What has run so far."""
@@ -78,8 +84,7 @@ class Patch:
     def spec(self) -> TransformSpec:
         """The description, verified unless hooks would notice: then it is verified before it is used."""
         spec = self.describe(self.module)
-        if spec.passes <= FEW_PASSES:
-            raise NothingToGain(f"its own inverse takes {spec.passes} passes")
+        require_gain(spec.passes)
         return spec if self.state().hooked else verify(self.module, self.describe)
 
     def original(self) -> Callable[..., Any]:

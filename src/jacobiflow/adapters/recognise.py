@@ -30,8 +30,7 @@ THETA_SCALES = (0.3, 1.0, 3.0, 30.0)  # mild to extreme: a clamp somewhere must 
 MAP_TOLERANCE, NETWORK_TOLERANCE = 1e-6, 1e-9  # relative, in float64
 UNDO_TOLERANCE = 1e-3  # steep splines and bisections undo themselves no better
 
-_tested: WeakKeyDictionary[nn.Module, tuple[object, tuple[int, int | None, tuple[int, ...]]]]
-_tested = WeakKeyDictionary()
+_tested = WeakKeyDictionary[nn.Module, tuple[object, tuple[int, int | None, tuple[int, ...]]]]()
 
 
 def verify(module: nn.Module, describe: Callable[[nn.Module], TransformSpec]) -> TransformSpec:

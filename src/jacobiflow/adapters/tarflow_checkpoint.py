@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,9 +39,7 @@ PUBLIC_NAME = re.compile(r"(?:^|_)([0-9]+)_([0-9]+)_([0-9]+)_([0-9]+)_([0-9]+\.[
 
 
 def import_tarflow(
-    path_or_state_dict: str | os.PathLike[str] | Mapping[str, Any],
-    image_channels: int = 3,
-    noise_std: float | None = None,
+    path_or_state_dict: str | Path | Mapping[str, Any], image_channels: int = 3, noise_std: float | None = None
 ) -> TarFlow:
     """The flow of a public TarFlow checkpoint, on the CPU: same densities, same samples.
 
@@ -83,10 +81,8 @@ def _read(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError("is a folder, not a checkpoint file" if path.is_dir() else "there is no such file")
     if kind != ".safetensors" and TorchVersion(torch.__version__) < SAFE_TORCH:
-        raise CheckpointError(
-            f"torch {torch.__version__} cannot load {kind} files safely; "
-            f"upgrade to torch {SAFE_TORCH} or newer, or convert the file to safetensors"
-        )
+        advice = f"upgrade to torch {SAFE_TORCH} or newer, or convert the file to safetensors"
+        raise CheckpointError(f"torch {torch.__version__} cannot load {kind} files safely; {advice}")
     try:
         file = path.open("rb")
     except OSError as error:
@@ -135,10 +131,8 @@ def _check_name(stem: str, config: TarFlowConfig) -> float:
         return 0.0
     for i, name in enumerate(("patch_size", "width", "blocks", "layers_per_block"), start=1):
         if int(stated[i]) != getattr(config, name):
-            raise CheckpointError(
-                f"the file name states {name} {stated[i]}, the weights have {getattr(config, name)}; "
-                "rename the file, or check image_channels"
-            )
+            what = f"the file name states {name} {stated[i]}, the weights have {getattr(config, name)}"
+            raise CheckpointError(f"{what}; rename the file, or check image_channels")
     return float(stated[5])
 
 
@@ -190,10 +184,8 @@ def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
         raise CheckpointError(f"blocks.0.proj_in.weight: width {width} is not a multiple of {HEAD_DIM}")
     patch = math.isqrt(dim // image_channels)
     if image_channels * patch**2 != dim:
-        raise CheckpointError(
-            f"blocks.0.proj_in.weight: {dim} numbers per patch are not image_channels {image_channels} "
-            "times a square; pass the image_channels of the training data"
-        )
+        what = f"{dim} numbers per patch are not image_channels {image_channels} times a square"
+        raise CheckpointError(f"blocks.0.proj_in.weight: {what}; pass the image_channels of the training data")
     length, _ = _check_shape(state, "blocks.0.pos_embed", "length", width)
     grid = math.isqrt(length)
     if grid**2 != length:
@@ -215,21 +207,13 @@ def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
     )
 
 
-def _layout(config: TarFlowConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """By public key: our name for it ("" if we have none), and its public shape."""
-    masks = {f"blocks.{k}.attn_mask": ("", (config.length, config.length)) for k in range(config.blocks)}
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for ours, shape in config.shapes():
-        theirs = ours
-        for our_part, their_part in RENAMED.items():
-            theirs = theirs.replace(our_part, their_part)
-        found[theirs] = ours, (shape[0], 1, shape[1]) if ours.endswith("class_embed") else shape
-    return found | masks
-
-
 def _weights(state: Mapping[str, Any], config: TarFlowConfig) -> tuple[torch.dtype, dict[str, Tensor]]:
     """The dtype of the flow and its state dict. Copies only what it must."""
-    layout = _layout(config)
+    layout: dict[str, tuple[str, tuple[int, ...]]] = {}  # by public key: our name, "" if none, and the public shape
+    for ours, whole in config.shapes():
+        theirs = reduce(lambda name, part: name.replace(*part), RENAMED.items(), ours)
+        layout[theirs] = ours, (whole[0], 1, whole[1]) if ours.endswith("class_embed") else whole
+    layout |= {f"blocks.{k}.attn_mask": ("", (config.length, config.length)) for k in range(config.blocks)}
     for key, (_, shape) in layout.items():
         if key in state or not key.endswith(BUFFERS):
             _check_shape(state, key, *shape)

@@ -40,11 +40,8 @@ def walk(root: Any, skip: tuple[type, ...] = ()) -> Iterator[Found]:
             if issubclass(type(part), opaque) or id(part) in seen:
                 continue
             if len(seen) == MOST:
-                warnings.warn(
-                    f"{type(root).__name__} holds more than {MOST:,} objects, the others were not searched: "
-                    "pass the attribute that holds the flow",
-                    stacklevel=3,
-                )
+                what = f"{type(root).__name__} holds more than {MOST:,} objects, the others were not searched"
+                warnings.warn(f"{what}: pass the attribute that holds the flow", stacklevel=3)
                 yield from todo
                 return
             seen[id(part)] = part
@@ -78,16 +75,15 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
     elif base := next((t for t in (list, tuple, set, frozenset, deque) if issubclass(kind, t)), None):
         yield from ((f"[{i}]", part) for i, part in enumerate(base.__iter__(item)))
     elif issubclass(kind, functools.partial):
-        values = (item.func, item.args, item.keywords)
-        yield from zip((".func", ".args", ".keywords"), values, strict=True)
+        yield from ((".func", item.func), (".args", item.args), (".keywords", item.keywords))
     elif kind in (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType):
         yield ".__self__", item.__self__
     elif kind is types.FunctionType:
         for name, cell in zip(item.__code__.co_freevars, item.__closure__ or (), strict=True):
             with suppress(ValueError):  # it is empty
                 yield f"<{name}>", cell.cell_contents
-        yield from ((f"<default {i}>", value) for i, value in enumerate(item.__defaults__ or ()))
-        yield from ((f"<default {key}>", value) for key, value in (item.__kwdefaults__ or {}).items())
+        defaults = chain(enumerate(item.__defaults__ or ()), (item.__kwdefaults__ or {}).items())
+        yield from ((f"<default {key}>", value) for key, value in defaults)
     yield from ((f".{name}", value) for name, value in attributes(item).items())
 
 

@@ -15,18 +15,9 @@ from torch.distributions import Transform
 from jacobiflow.adapters.inverter import FULL, tolerance
 from jacobiflow.adapters.maps import SoftclipAffine, SoftclipSpline
 from jacobiflow.adapters.masked import networks
-from jacobiflow.adapters.patch import FEW_PASSES, Call, FactoryPatch, Patch
+from jacobiflow.adapters.patch import Call, FactoryPatch, Patch, require_gain
 from jacobiflow.adapters.race import ORIGINAL
-from jacobiflow.adapters.transform_spec import (
-    Declined,
-    ForeignMap,
-    Map,
-    NothingToGain,
-    Theta,
-    TransformSpec,
-    parts,
-    variant,
-)
+from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, parts, variant
 from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
 
@@ -126,7 +117,7 @@ class ForwardPatch(FactoryPatch):
 
     def make(self, module: Any) -> Transform:
         if not hasattr(module, "passes"):
-            raise NothingToGain("its own inverse takes 1 passes")
+            require_gain(1)
         return type(module).forward(module)  # type: ignore[no-any-return]
 
 
@@ -146,8 +137,7 @@ class OpenInverse(Patch):
         return nn.ModuleList(captured(self.owner.meta))
 
     def spec(self) -> Any:
-        if self.owner.passes <= FEW_PASSES:
-            raise NothingToGain(f"its own inverse takes {self.owner.passes} passes")
+        require_gain(self.owner.passes)
 
     def now(self) -> tuple[str, str]:
         try:
@@ -180,9 +170,6 @@ class OpenInverse(Patch):
                 break
         self.tally.count(FULL, rows=x[..., 0].numel(), saved=left)
         return x
-
-
-# The univariate map
 
 
 def _maps(lazy: Any, shapes: list[tuple[int, ...]], length: int) -> Iterator[Bijector]:

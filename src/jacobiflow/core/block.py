@@ -104,19 +104,9 @@ class Engine(Protocol):
     Engines are subclasses. What has a default here need not be defined.
     """
 
-    @property
-    def name(self) -> str:
-        """The backend's name."""
-
-    @property
-    def rows(self) -> int | None:
-        """Rows that are best solved at once, for the sake of the processor's caches; None: all of them."""
-        return None
-
-    @property
-    def compacts(self) -> bool:
-        """Whether solved rows leave the batch; False where another number of rows costs more than they do."""
-        return True
+    name: str  # of the backend
+    rows: int | None = None  # that are best solved at once, for the sake of the processor's caches; None: all of them
+    compacts: bool = True  # solved rows leave the batch; False where another number of rows costs more than they do
 
     def select(self, rows: Tensor) -> Engine:
         """The same engine for these rows."""

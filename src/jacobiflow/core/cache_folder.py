@@ -1,10 +1,9 @@
 """The cache folder: files kept between runs, read back only if nobody else can have changed them.
 
-Compiled libraries run as the user, and stored plans decide what samples look like. So a folder is used
-only if it belongs to the user and nobody else can write to it. Each of its parents must belong to the
-user or to root. A parent must be closed to others too, or have the sticky bit as /tmp has: whoever can
-write to a parent can replace the folder. Access control lists need no check of their own, because the
-group bits of a mode include them.
+Compiled libraries run as the user, and stored plans decide what samples look like. So a folder is used only if it
+belongs to the user and nobody else can write to it. Each of its parents must belong to the user or to root. A parent
+must be closed to others too, or have the sticky bit as /tmp has: whoever can write to a parent can replace the folder.
+Access control lists need no check of their own, because the group bits of a mode include them.
 """
 
 from __future__ import annotations
@@ -37,10 +36,8 @@ def own_folder(name: str) -> Path | None:
         where, reason = f"the cache folder {cache_folder()}", f"{error.filename}: {error.strerror}"
     except RuntimeError:  # Path.home: no $HOME, and an unknown user
         where, reason = "the cache folder", "the user has no home folder"
-    warn_once(
-        f"{where} is not used ({reason}): nothing is kept between runs; "
-        "set JACOBIFLOW_CACHE to a folder that only you can write"
-    )
+    advice = "set JACOBIFLOW_CACHE to a folder that only you can write"
+    warn_once(f"{where} is not used ({reason}): nothing is kept between runs; {advice}")
     return None
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -20,17 +21,7 @@ from jacobiflow.core.arguments import function, instance, switches, word
 from jacobiflow.core.block import Block, Engine
 from jacobiflow.core.failures import regrouped
 from jacobiflow.core.method import Method, Plan
-from jacobiflow.core.results import (
-    ON_FAILURE,
-    STATUSES,
-    BlockStats,
-    Decoded,
-    DecodingError,
-    OnFailure,
-    Stats,
-    Sweep,
-    Watcher,
-)
+from jacobiflow.core.results import STATUSES, BlockStats, Decoded, DecodingError, OnFailure, Stats, Sweep, Watcher
 from jacobiflow.core.rows import Look, Rows, Verdict, first_guess
 from jacobiflow.core.stopping import changes
 
@@ -62,7 +53,7 @@ def decode(
     instance(Block, block, "decode")
     instance(Tensor, z, "decode")
     instance(Method, method, "decode")
-    word("on_failure", on_failure, ON_FAILURE)
+    word("on_failure", on_failure, get_args(OnFailure))
     switches(cache=cache)
     if watch is not None:
         function("watch", watch)
@@ -105,11 +96,8 @@ def _decoded(block: Block, rows: Rows, method: Method, seconds: float) -> Decode
         guess_sweeps=rows.guess_sweeps.clone().cpu(),
         precision=method.precision,
     )
-    return Decoded(
-        x=block.from_positions(rows.answer[:, : rows.length].clone()),
-        log_det=rows.log_slope[:, : rows.length].sum(1),
-        stats=Stats(blocks=(stats,), seconds=seconds, plan=Plan((method,))),
-    )
+    x, log_det = block.from_positions(rows.answer[:, : rows.length].clone()), rows.log_slope[:, : rows.length].sum(1)
+    return Decoded(x=x, log_det=log_det, stats=Stats(blocks=(stats,), seconds=seconds, plan=Plan((method,))))
 
 
 class Observer:

@@ -82,22 +82,22 @@ class BoundNetwork:
     terms: Mapping[int, Tensor] = field(default_factory=dict)
 
 
-class Linear(NamedTuple):
-    """x weight^T + bias. weight: [out, in], bias: [out]."""
+class Affine(NamedTuple):
+    """x weight^T + bias of a linear layer, weight [out, in]; x weight + bias of a norm, both [width]."""
 
     weight: Tensor
     bias: Tensor
 
 
 class TransformerLayer(NamedTuple):
-    """h + proj(attention(qkv(norm1(h)))), then h + down(gelu(up(norm2(h)))); norms are (scale, shift)."""
+    """h + proj(attention(qkv(norm1(h)))), then h + down(gelu(up(norm2(h))))."""
 
-    norm1: tuple[Tensor, Tensor]
-    qkv: Linear  # [q, k, v], each head by head
-    proj: Linear
-    norm2: tuple[Tensor, Tensor]
-    up: Linear
-    down: Linear
+    norm1: Affine
+    qkv: Affine  # [q, k, v], each head by head
+    proj: Affine
+    norm2: Affine
+    up: Affine
+    down: Affine
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,10 @@ class TransformerNetwork:
     Input t is proj_in(x_t) + pos_embed[t] + condition; proj_out of output t - 1 is theta of position t.
     """
 
-    proj_in: Linear
+    proj_in: Affine
     pos_embed: Tensor  # [T, width]
     layers: tuple[TransformerLayer, ...]
-    proj_out: Linear
+    proj_out: Affine
     head_dim: int
     reuse: Callable[[Callable[[], Any]], Any]  # keeps what is made of the weights until they change
     condition: Tensor | None = None  # [rows or 1, 1, width]

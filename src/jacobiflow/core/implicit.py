@@ -33,8 +33,7 @@ def attach(
 
     Samples that are not finite take nothing from the gradients of the others, if the loss leaves them out.
     """
-    out: tuple[Tensor, Tensor] = _Implicit.apply(block, tol, lent, x, log_det, z, *block.tensors())  # type: ignore[no-untyped-call]
-    return out
+    return _Implicit.apply(block, tol, lent, x, log_det, z, *block.tensors())  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Implicit(torch.autograd.Function):
@@ -52,15 +51,16 @@ class _Implicit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "second derivatives of decoded samples are not supported; "
-                "differentiate flow.encode instead, or drop create_graph=True"
-            )
+            advice = "differentiate flow.encode instead, or drop create_graph=True"
+            raise RuntimeError(f"second derivatives of decoded samples are not supported; {advice}")
         x, z, *_ = ctx.saved_tensors
         block: Block = ctx.block
         _check(ctx.tensors, ctx.places, block.tensors() if ctx.lent is None else ctx.tensors)
         grad_x, grad_log_det = grads
-        x, z = _without_lost(x, z, grad_x, grad_log_det)
+        if bool((lost := ~x.isfinite().flatten(1).all(1)).any()):
+            # Samples that the loss leaves out are replaced by a point where 0 stays 0.
+            where = (lost & (grad_x == 0).flatten(1).all(1) & (grad_log_det == 0))[:, None, None]
+            x, z = x.masked_fill(where, 0), z.masked_fill(where, 0)
         with torch.enable_grad(), ctx.lent() if ctx.lent is not None else nullcontext():
             x, z = x.detach().requires_grad_(), z.detach().requires_grad_()
             new, log_det = block.sweep(x, z)
@@ -78,29 +78,17 @@ def _check(tensors: Sequence[Tensor], places: Sequence[int], now: Sequence[Tenso
     """What gradients are asked for must be what the block will be evaluated with."""
     same = len(now) == len(tensors) and all(a is b for a, b in zip(tensors, now, strict=True))
     if not same or any(t.data_ptr() != place for t, place in zip(tensors, places, strict=True)):
-        raise RuntimeError(
-            "weights were replaced between sampling and the backward pass: "
-            "call backward before they change, or sample again"
-        )
-
-
-def _without_lost(x: Tensor, z: Tensor, g: Tensor, g_log_det: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples without a finite answer that the loss leaves out, replaced by a point where 0 stays 0."""
-    lost = ~x.isfinite().flatten(1).all(1)
-    if bool(lost.any()):
-        where = (lost & (g == 0).flatten(1).all(1) & (g_log_det == 0))[:, None, None]
-        x, z = x.masked_fill(where, 0), z.masked_fill(where, 0)
-    return x, z
+        advice = "call backward before they change, or sample again"
+        raise RuntimeError(f"weights were replaced between sampling and the backward pass: {advice}")
 
 
 def _solve(new: Tensor, log_det: Tensor, x: Tensor, g: Tensor, g_log_det: Tensor, tol: float) -> Tensor:
     """v = g' + J^T v by sweeps, g' what reaches x from the loss, log_det's share included."""
-    length = x.shape[1]
     if log_det.requires_grad:
         (share,) = torch.autograd.grad(log_det, x, g_log_det, retain_graph=True, allow_unused=True)
         g = g if share is None else g + share
     v = g
-    for _ in range(length - 1):
+    for _ in range(x.shape[1] - 1):
         pulled: Tensor | None = torch.autograd.grad(new, x, v, retain_graph=True, allow_unused=True)[0]
         if pulled is None:
             break

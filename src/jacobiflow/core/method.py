@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import groupby
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jacobiflow.core.arguments import as_int, number, set_ints, word
 from jacobiflow.core.files import read_text, write_text
@@ -19,9 +19,8 @@ from jacobiflow.core.warn import warn_once
 Init = Literal["zeros", "noise", "previous", "calibrated"]
 Unit = Literal["absolute", "relative"]
 Precision = Literal["float32", "mixed"]
-INITS: tuple[Init, ...] = ("zeros", "noise", "previous", "calibrated")
-UNITS: tuple[Unit, ...] = ("absolute", "relative")
-PRECISIONS: tuple[Precision, ...] = ("float32", "mixed")
+INITS: tuple[Init, ...] = get_args(Init)
+UNITS: tuple[Unit, ...] = get_args(Unit)
 FORMAT = "jacobiflow-plan"
 VERSION = 2  # 1: windows were closed one after the other, and max_sweeps was per window
 MOST = 10_000  # methods of a plan that is read; no flow has as many blocks
@@ -56,7 +55,7 @@ class Method:
         object.__setattr__(self, "tol", number("Method.tol", self.tol))
         if self.tol < 0:
             raise ValueError(f"Method.tol must be finite and not negative, not {self.tol}")
-        words: dict[str, tuple[str, ...]] = {"init": INITS, "unit": UNITS, "precision": PRECISIONS}
+        words: dict[str, tuple[str, ...]] = {"init": INITS, "unit": UNITS, "precision": get_args(Precision)}
         for name, known in words.items():
             if name == "precision" or getattr(self, name) is not None:
                 word(f"Method.{name}", getattr(self, name), known)
@@ -71,8 +70,7 @@ class Method:
         >>> Method(tol=0.1).resolved("relative")
         Method(width=None, tol=0.1, max_sweeps=None, init='zeros', unit='relative', precision='float32')
         """
-        unit = self.unit or unit
-        init = self.init
+        unit, init = self.unit or unit, self.init
         if init is None and self.width != 1:
             init = "calibrated" if calibrated else "previous" if unit == "absolute" else "zeros"
         return replace(self, init=init, unit=unit)
@@ -168,11 +166,10 @@ class Plan:
         return json.dumps(doc | ({"about": self.about} if self.about else {}), indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, *, name: str = "the plan", oldest: int = 1) -> Plan:
+    def from_json(cls, text: str, *, name: str = "the plan") -> Plan:
         """The plan of `to_json`; PlanError says what is wrong with any other text.
 
-        Version 1 is read too, unless `oldest` is larger. If its methods mean something else now, one warning
-        says so, which calls the plan `name`.
+        Version 1 is read too. If its methods mean something else now, one warning that calls the plan `name` says so.
         """
         try:
             doc = json.loads(text)  # `about` may hold Infinity
@@ -181,8 +178,8 @@ class Plan:
         if not isinstance(doc, dict) or doc.get("format") != FORMAT:
             raise PlanError(f'a plan must be a JSON object with "format": "{FORMAT}"')
         version = doc.get("version")
-        if type(version) is not int or not oldest <= version <= VERSION:
-            raise PlanError(f"this release reads plans of version {oldest} to {VERSION}, not {version!r}")
+        if type(version) is not int or not 1 <= version <= VERSION:
+            raise PlanError(f"this release reads plans of version 1 to {VERSION}, not {version!r}")
         body = {key: doc[key] for key in ("methods", "about") if key in doc}
         count = len(body["methods"]) if isinstance(body.get("methods"), list) else 0
         if count > MOST:

@@ -139,9 +139,7 @@ class StopKey:
     """
 
     def __init__(self) -> None:
-        self.pressed = False
-        self.when = 0.0
-        self.before: dict[int, Any] = {}
+        self.pressed, self.when, self.before = False, 0.0, dict[int, Any]()
 
     def __enter__(self) -> StopKey:
         if threading.current_thread() is threading.main_thread():

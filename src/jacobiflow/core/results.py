@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from jacobiflow.core.method import Plan
 
 OnFailure = Literal["fallback", "raise", "return"]
-ON_FAILURE: tuple[OnFailure, ...] = ("fallback", "raise", "return")
 
 
 class Status(enum.Enum):
@@ -66,9 +65,7 @@ class DecodingError(JacobiflowError, ArithmeticError):
     """Samples of a block could not be decoded, and the caller asked to hear of it."""
 
     def __init__(self, block: int, samples: Sequence[int], status: Status) -> None:
-        self.block = block
-        self.samples = tuple(samples)
-        self.status = status
+        self.block, self.samples, self.status = block, tuple(samples), status
         shown = ", ".join(map(str, self.samples[:8])) + (", ..." if len(self.samples) > 8 else "")
         super().__init__(f"block {block}, samples {shown}: {status.value}")
 

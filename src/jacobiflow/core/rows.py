@@ -93,23 +93,11 @@ class Rows:
         seen = F.pad(guess, (0, 0, 0, padding)) if padding else guess.clone()
         slopes = z.new_zeros(n, length + padding)
         seen[:, :1], slopes[:, :1] = torch.where(lost[:, None, None], 0, first), log_slope.sum(-1)
-        count = torch.zeros(n, dtype=torch.long, device=z.device)
-        return cls(
-            block=block,
-            width=width,
-            place=torch.arange(n, device=z.device),
-            z=z,
-            guess=guess,
-            seen=seen,
-            answer=seen.clone(),
-            log_slope=slopes,
-            frontier=(~lost).long(),
-            sweeps=count,
-            evaluated=count.clone(),
-            change=torch.zeros(n, dtype=torch.float64, device=z.device),
-            status=torch.where(lost, NONFINITE, EXACT),
-            guess_sweeps=count.clone(),
-        )
+        place, change = torch.arange(n, device=z.device), z.new_zeros(n, dtype=torch.float64)
+        frontier, status = (~lost).long(), torch.where(lost, NONFINITE, EXACT)
+        sweeps, evaluated, guess_sweeps = (torch.zeros_like(place) for _ in range(3))
+        sequences = z, guess, seen, seen.clone(), slopes
+        return cls(block, width, place, *sequences, frontier, sweeps, evaluated, change, status, guess_sweeps)
 
     def __len__(self) -> int:
         return len(self.z)

@@ -77,12 +77,5 @@ def judge(change: Tensor, still: Tensor, own: Tensor, method: Method, at_end: Te
     advance = torch.minimum(run + 1, bad)
     loose = moved < advance - 1
     accepted = torch.where(own & (place < run[:, None]) & loose[:, None], change, 0).amax(1)
-    return Decision(
-        advance=advance,
-        loose=loose,
-        accepted=accepted,
-        largest=torch.where(own & ~lost, change, 0).amax(1),
-        unsettled=own & (place >= advance[:, None] - 1),
-        overflows_here=(bad == 0) & (count > 0),
-        overflows_beyond=(bad > 0) & (bad < count),
-    )
+    largest, unsettled = torch.where(own & ~lost, change, 0).amax(1), own & (place >= advance[:, None] - 1)
+    return Decision(advance, loose, accepted, largest, unsettled, (bad == 0) & (count > 0), (bad > 0) & (bad < count))

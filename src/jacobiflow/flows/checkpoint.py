@@ -225,10 +225,8 @@ def _find(source: str | Path, revision: str | None) -> tuple[Path, str | None]:
             train = f"`jacobiflow train {name} --out runs/{name}`"
             raise CheckpointError(f"{name} is a recipe, not a bundled model: train it, {train}, and load runs/{name}")
         known = ", ".join(bundled_names()) or f"none installed: {pip_install('models')}"
-        hint = did_you_mean(name, bundled_names())
-        raise CheckpointError(
-            f"no model {name!r}{hint}: give a bundled name ({known}), a checkpoint folder or a hub id"
-        )
+        what = f"no model {name!r}{did_you_mean(name, bundled_names())}"
+        raise CheckpointError(f"{what}: give a bundled name ({known}), a checkpoint folder or a hub id")
     if revision is not None:
         raise CheckpointError(f"revision belongs to hub ids; {name!r} is on this machine")
     return path, None

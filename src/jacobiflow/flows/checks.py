@@ -52,10 +52,8 @@ def warn_if_loose(tol: float, z: Tensor, again: Tensor) -> None:
     """One warning, at the caller's line, if residuals |again - z| of samples of z [n, ...] are large."""
     largest = float((again - z).abs().nan_to_num(0.0, posinf=0.0).max())
     if largest > LARGE:
-        warn_caller(
-            f"tol {tol:g} is loose for this flow, |encode(x) - z| reaches {largest:.2g} in {len(z)} samples: "
-            "lower tol, or leave it out and use max_deviation"
-        )
+        what = f"tol {tol:g} is loose for this flow, |encode(x) - z| reaches {largest:.2g} in {len(z)} samples"
+        warn_caller(f"{what}: lower tol, or leave it out and use max_deviation")
 
 
 def checked(blocks: Sequence[BlockStats], z: Tensor, again: Tensor) -> tuple[tuple[BlockStats, ...], Tensor]:
@@ -71,9 +69,7 @@ def checked(blocks: Sequence[BlockStats], z: Tensor, again: Tensor) -> tuple[tup
     wrong = {i for i in large if all(b.status[i] is Status.EXACT for b in blocks)}
     if not wrong:
         return tuple(blocks), residual
-    warn_caller(
-        f"{len(wrong)} of {len(z)} samples that ended EXACT have residuals up to "
-        f"{float(residual[list(wrong)].max()):.1e} and are reported as CONVERGED: decode in float64"
-    )
+    what = f"{len(wrong)} of {len(z)} samples that ended EXACT have residuals up to"
+    warn_caller(f"{what} {float(residual[list(wrong)].max()):.1e} and are reported as CONVERGED: decode in float64")
     ends = [tuple(Status.CONVERGED if i in wrong else s for i, s in enumerate(b.status)) for b in blocks]
     return tuple(replace(b, status=status) for b, status in zip(blocks, ends, strict=True)), residual

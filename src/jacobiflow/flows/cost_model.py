@@ -116,15 +116,9 @@ def measure(block: Block, z: Tensor, clock: Clock = time.perf_counter) -> Costs:
     fast, rough = one.engine.rough(), 0.0
     if fast is not None:
         rough = _best(lambda: fast.inverse(z[:1, 1:], fast.params(z[:1], 1, length - 1, None)), clock)
-    return Costs(
-        rows=n,
-        length=length,
-        position=min(position, _position_seconds(every, z, clock)),
-        widths=widths,
-        alone=alone,
-        together=together,
-        rough=rough * together[-1] / (alone[-1] or 1.0),
-    )
+    rough = rough * together[-1] / (alone[-1] or 1.0)
+    position = min(position, _position_seconds(every, z, clock))
+    return Costs(rows=n, length=length, position=position, widths=widths, alone=alone, together=together, rough=rough)
 
 
 def _position_seconds(block: Block, z: Tensor, clock: Clock) -> float:

@@ -7,10 +7,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -38,27 +38,11 @@ from jacobiflow.kernels.backend import Backend, bind
 from jacobiflow.kernels.threads import torch_single_threaded
 
 GRADIENT_TOL = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-R = TypeVar("R")
-P = ParamSpec("P")
 Measured = TypeVar("Measured", Calibration, Profile)
 
 
 class NonfiniteError(JacobiflowError, ValueError):
     """Weights or context that are not finite."""
-
-
-def _with_weights(method: Callable[Concatenate[Flow, P], R]) -> Callable[Concatenate[Flow, P], R]:
-    """A method that reads the weights once, beside its work. Where a callback is given, which may write to
-    them, every block looks at its own instead.
-    """
-
-    @wraps(method)
-    def run(self: Flow, /, *args: P.args, **options: P.kwargs) -> R:
-        if options.get("watch") is not None:
-            return method(self, *args, **options)
-        return self._memo.solve(self._groups(), self._seen_finite, lambda _: method(self, *args, **options))
-
-    return run
 
 
 class Flow(nn.Module, ABC):
@@ -223,7 +207,6 @@ class Flow(nn.Module, ABC):
         rows = row_noise(n, self.latent_shape, arguments.as_int("seed", seed), start)
         return torch.from_numpy(rows).to(dtype=like.dtype, device=like.device)
 
-    @_with_weights
     def decode(
         self,
         z: Tensor,
@@ -251,17 +234,14 @@ class Flow(nn.Module, ABC):
             "selective". `stats.plan` says what ran.
         max_deviation: the largest |x - exact| that "auto" may cost, as measured by the flow's convergence
             profile. Default: 0.05 for TarFlow; 1e-4 standard deviations for MAF and NSF.
-        check: encode the answer and record |encode(x) - z| of each sample in stats.residual. A sample that
-            ended EXACT is reported as CONVERGED, with a warning, if its residual exceeds
-            sqrt(eps) * max(1, |z|) anywhere.
+        check: encode the answer and record |encode(x) - z| of each sample in stats.residual. A sample that ended EXACT
+            is reported as CONVERGED, with a warning, if its residual exceeds sqrt(eps) * max(1, |z|) anywhere.
         on_failure, cache: see `jacobiflow.core.decode.decode`.
-        backend: "torch", "c" or "compile"; None is the first of "c" and "torch" that supports the flow.
-            "compile" lets torch compile the network of a TarFlow, once per number of samples and width: it
-            pays on CUDA, or where there is no C compiler and many batches follow. `stats.backend` says what
-            ran.
-        differentiable: x and log_det carry gradients to z, weights and context (first derivatives, by
-            the implicit function theorem). A loose tol biases them, so that named plans then default
-            to a tight one.
+        backend: "torch", "c" or "compile"; None is the first of "c" and "torch" that supports the flow. "compile" lets
+            torch compile the network of a TarFlow, once per number of samples and width: it pays on CUDA, or where
+            there is no C compiler and many batches follow. `stats.backend` says what ran.
+        differentiable: x and log_det carry gradients to z, weights and context (first derivatives, by the implicit
+            function theorem). A loose tol biases them, so that named plans then default to a tight one.
         watch: called after every sweep with a `Sweep`, its x in the order of the data, so that
             `from_sequence` makes a picture of it.
         warn: give one RuntimeWarning if samples are not finite, with their number and what to do, and one per
@@ -269,33 +249,38 @@ class Flow(nn.Module, ABC):
         """
         arguments.tensor("z", z, next(self.parameters()), self.latent_shape)
         arguments.switches(check=check, cache=cache, differentiable=differentiable, warn=warn)
-        given = tol
+        name, used = plan, tol
         if differentiable and tol is None and (plan is None or (isinstance(plan, str) and plan in SWEPT)):
-            plan, tol = plan or "selective", GRADIENT_TOL[z.dtype]
+            name, used = plan or "selective", GRADIENT_TOL[z.dtype]
         guide = Guidance.of(guidance)
-        self.refuse_nonfinite()
-        condition = self._condition(len(z), labels, context)
         setting: dict[str, Any] = {"context": context, "guidance": guide, "backend": backend}
-        methods = self.plan(plan, tol=tol, init=init, max_deviation=max_deviation, n=len(z), **setting)
-        began = time.perf_counter()
-        with torch.set_grad_enabled(bool(differentiable) and torch.is_grad_enabled()), torch_single_threaded(z):
-            bound = self.bound_blocks(len(z), labels=labels, **setting)
-            guide.refuse_idle(labels)
-            solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
-            seq, log_det, stats = self._decode(z, methods, bound, solve)
-            x = self.from_sequence(seq)
-        seconds = time.perf_counter() - began
-        residual = None
-        if check:
-            with torch.no_grad():
-                again, _ = self._encode(seq.detach(), condition, guide)
-            stats, residual = checked(stats, z, again.reshape(z.shape))
-        found = Stats(blocks=stats, seconds=seconds, residual=residual, plan=methods)
-        out = Decoded(x=x, log_det=log_det, stats=found)
-        if warn:
-            warn_of_nonfinite(x, z, guide)
-            self._probe(given, z, out, condition, guide)
-        return out
+
+        def run(_: object) -> Decoded:
+            self.refuse_nonfinite()
+            condition = self._condition(len(z), labels, context)
+            methods = self.plan(name, tol=used, init=init, max_deviation=max_deviation, n=len(z), **setting)
+            began = time.perf_counter()
+            with torch.set_grad_enabled(bool(differentiable) and torch.is_grad_enabled()), torch_single_threaded(z):
+                bound = self.bound_blocks(len(z), labels=labels, **setting)
+                guide.refuse_idle(labels)
+                solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
+                seq, log_det, stats = self._decode(z, methods, bound, solve)
+                x = self.from_sequence(seq)
+            seconds, residual = time.perf_counter() - began, None
+            if check:
+                with torch.no_grad():
+                    again, _ = self._encode(seq.detach(), condition, guide)
+                stats, residual = checked(stats, z, again.reshape(z.shape))
+            found = Stats(blocks=stats, seconds=seconds, residual=residual, plan=methods)
+            out = Decoded(x=x, log_det=log_det, stats=found)
+            if warn:
+                warn_of_nonfinite(x, z, guide)
+                self._probe(tol, z, out, condition, guide)
+            return out
+
+        if watch is not None:  # it may write to weights, so every block looks at its own
+            return run(None)
+        return self._memo.solve(self._groups(), self._seen_finite, run)  # reads the weights once, beside its work
 
     def _decode(
         self, z: Tensor, plan: Plan, blocks: list[Block], solve: Callable[..., Decoded]
@@ -320,9 +305,8 @@ class Flow(nn.Module, ABC):
         if not tol or not len(z) or setting in self._probed:
             return
         self._probed.add(setting)
-        x = out.x[:PROBES].detach()
-        z = z[: len(x)].detach()
-        condition = None if condition is None else condition[: len(z)]
+        x, z = out.x[:PROBES].detach(), z[:PROBES].detach()
+        condition = None if condition is None else condition[:PROBES]
         with torch.no_grad():
             again, _ = self._encode(self.to_sequence(x), condition, guide)
         warn_if_loose(tol, z, again.reshape(z.shape))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -25,13 +25,7 @@ if TYPE_CHECKING:
     from jacobiflow.flows.maf import MAFConfig
 
 Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "elu": F.elu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: getattr(F, name) for name in get_args(Activation)}
 
 
 def unit_degrees(units: int, length: int, *, context: bool) -> Tensor:
@@ -213,19 +207,14 @@ class MaskedMLP(MemoModule):
 
     def _pack(self) -> MaskedNetwork:
         every = torch.arange(self.length + 1, device=self.degrees[0].device)
-        stages = tuple(
-            Stage(
-                weight=self.masked(i),
-                bias=self.linears[i].bias[:, None].clone(),  # type: ignore[index]
-                source=i,
-                activated=i > 0,
-                skip=i - 1 if self.residual and i > 0 and i % 2 == 0 else None,
-                ends=tuple(torch.searchsorted(degrees, every, right=True).tolist()),
-            )
-            for i, degrees in enumerate(self.degrees[1:])
-        )
+        stages = list[Stage]()
+        for i, degrees in enumerate(self.degrees[1:]):
+            bias = self.linears[i].bias[:, None].clone()  # type: ignore[index]
+            skip = i - 1 if self.residual and i > 0 and i % 2 == 0 else None
+            ends = tuple(torch.searchsorted(degrees, every, right=True).tolist())
+            stages.append(Stage(self.masked(i), bias, i, i > 0, skip, ends))
         head = self.head.weight * self.head_mask  # type: ignore[operator]
-        return MaskedNetwork(self.length, stages, head, self.head.bias[:, None].clone(), self.activation)
+        return MaskedNetwork(self.length, tuple(stages), head, self.head.bias[:, None].clone(), self.activation)
 
     def bind(self, context: Tensor | None) -> MaskedConditioner:
         """The conditioner for these rows of context [n, C]."""

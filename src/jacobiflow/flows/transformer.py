@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jacobiflow.core.block import Cache, Start, take
-from jacobiflow.core.description import Linear, TransformerLayer, TransformerNetwork
+from jacobiflow.core.description import Affine, TransformerLayer, TransformerNetwork
 from jacobiflow.kernels.compile import COMPILED, StaticConditioner
 
 EXPANSION = 4  # hidden units of the MLP per unit of width
@@ -143,26 +143,10 @@ class TransformerConditioner:
             or w.pos_embed.shape != (net.length, net.width)
         ):
             return None
-        return TransformerNetwork(
-            proj_in=_linear(w.proj_in),
-            pos_embed=w.pos_embed,
-            layers=tuple(
-                TransformerLayer(
-                    norm1=(m.norm1.weight, m.norm1.bias),
-                    qkv=_linear(m.qkv),
-                    proj=_linear(m.proj),
-                    norm2=(m.norm2.weight, m.norm2.bias),
-                    up=_linear(m.up),
-                    down=_linear(m.down),
-                )
-                for m in net.layers
-            ),
-            proj_out=_linear(w.proj_out),
-            head_dim=net.head_dim,
-            reuse=w.reuse,
-            condition=self.condition,
-            temperature=self.temperature,
-        )
+        parts = ((m.norm1, m.qkv, m.proj, m.norm2, m.up, m.down) for m in net.layers)
+        layers = tuple(TransformerLayer(*map(_pair, own)) for own in parts)
+        shared = _pair(w.proj_in), w.pos_embed, layers, _pair(w.proj_out), net.head_dim, w.reuse
+        return TransformerNetwork(*shared, self.condition, self.temperature)
 
     def _outputs(self, x: Tensor, start: Start, width: int, attend: Attend) -> Tensor:
         """theta [n, width, P] from inputs start - 1 .. start + width - 2; input T - 2 is repeated."""
@@ -255,8 +239,8 @@ def _is_layer(m: Any, width: int, head_dim: int) -> bool:
     )
 
 
-def _linear(m: Any) -> Linear:
-    return Linear(m.weight, m.bias)
+def _pair(m: Any) -> Affine:
+    return Affine(m.weight, m.bias)
 
 
 # Each number of skipped inputs would be compiled again.

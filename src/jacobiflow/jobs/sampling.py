@@ -128,9 +128,6 @@ def draw(
     return Samples(out.x, labels_in_turn(settings.labels, rows), status, out.stats)
 
 
-# Batch and shard sizes that memory allows
-
-
 def find_batch(flow: Flow, settings: Settings, near: int) -> int:
     """The largest power of two, up to MAX_BATCH, whose decoding fits into the memory that is free now.
 

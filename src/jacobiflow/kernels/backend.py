@@ -17,11 +17,8 @@ Backend = Literal["torch", "c", "compile"]
 Make = Callable[[Conditioner, Bijector], Engine | None]  # None: not for this conditioner and bijector
 
 # By name: what makes its engines, each for other conditioners.
-BACKENDS: dict[str, tuple[Make, ...]] = {
-    "torch": (TorchEngine,),
-    "c": (c_transformer.engine, c_masked.engine),
-    "compile": (compile.engine,),
-}
+C_ENGINES = c_transformer.engine, c_masked.engine
+BACKENDS: dict[str, tuple[Make, ...]] = {"torch": (TorchEngine,), "c": C_ENGINES, "compile": (compile.engine,)}
 FASTEST: tuple[str, ...] = ("c", "torch")  # the order in which they are tried when none is asked for
 
 

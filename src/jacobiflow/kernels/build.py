@@ -41,10 +41,8 @@ def library() -> ctypes.CDLL | None:
             return declare(_load(_built(compiler, name), name))
     except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
         reason = f"they could not be built: {_reason(error)}"
-    warn_once(
-        f"the C kernels are not used ({reason}), so decoding runs in torch, several times slower: "
-        "install a C compiler or set CC, or set JACOBIFLOW_NATIVE=0 to silence this"
-    )
+    advice = "install a C compiler or set CC, or set JACOBIFLOW_NATIVE=0 to silence this"
+    warn_once(f"the C kernels are not used ({reason}), so decoding runs in torch, several times slower: {advice}")
     return None
 
 
@@ -84,7 +82,7 @@ def _built(compiler: tuple[str, ...], name: str) -> bytes:
     if folder is not None:
         with suppress(OSError):
             content = read_own(folder / f"{name}.so")
-            if _whole(content):
+            if hashlib.sha256(content[:-32]).digest() == content[-32:]:  # a torn one may end this process
                 return content
     announce("compiling the C kernels, once: this takes about ten seconds")
     with tempfile.TemporaryDirectory(prefix="jacobiflow-") as room:
@@ -97,11 +95,6 @@ def _built(compiler: tuple[str, ...], name: str) -> bytes:
         with suppress(OSError):  # built again next time
             write_own(folder / f"{name}.so", content)
     return content
-
-
-def _whole(content: bytes) -> bool:
-    """Whether the file is as it was built: a torn one may end the process that loads it."""
-    return hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
 def _load(content: bytes, name: str) -> ctypes.CDLL:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import addressof, c_int64
+from ctypes import addressof
 
 import torch
 from torch import Tensor
@@ -13,22 +12,14 @@ from jacobiflow.core.rows import Look, Rows, Verdict, Window
 from jacobiflow.core.rows import accept as in_torch
 from jacobiflow.core.stopping import ROUNDING, backends_know
 from jacobiflow.kernels.build import library
-from jacobiflow.kernels.c_library import members
+from jacobiflow.kernels.c_library import structure
 
-
-class _Rows(ctypes.Structure):
-    _fields_ = members(
-        "L n length dim z_row guess_row seen_row answer_row log_slope_row "
-        "P z guess seen answer log_slope frontier sweeps evaluated status change"
-    )
-
-
-class _Rule(ctypes.Structure):
-    _fields_ = members("F tol rounding I relative whole")
-
-
-class _Found(ctypes.Structure):
-    _fields_ = [*members("P here beyond largest"), ("summary", c_int64 * 4)]
+_Rows = structure(
+    "L n length dim z_row guess_row seen_row answer_row log_slope_row "
+    "P z guess seen answer log_slope frontier sweeps evaluated status change"
+)
+_Rule = structure("F tol rounding I relative whole")
+_Found = structure("P here beyond largest Q summary")
 
 
 def accept(rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: Method) -> Verdict:

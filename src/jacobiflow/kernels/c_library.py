@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char_p, c_float, c_int, c_long, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_int64, c_long, c_void_p
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from jacobiflow.core.results import Status
 
 PANEL = 16  # columns per panel of packed weights, as in vector.h
-
 
 # Result and arguments of each function: P is a pointer, L a long, I an int, F a float, S a text, - nothing.
 KINDS = {"P": c_void_p, "L": c_long, "I": c_int, "F": c_float, "S": c_char_p, "-": None}
@@ -46,19 +45,20 @@ def declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     return lib
 
 
-def members(text: str) -> list[tuple[str, Any]]:
-    """The fields of a C structure: kinds, each followed by its names.
+def structure(text: str) -> type[ctypes.Structure]:
+    """A C structure: kinds, each followed by the names of its fields; Q is four numbers.
 
-    >>> [name for name, _ in members("L n length P x")]
-    ['n', 'length', 'x']
+    >>> numbers = structure("L n length P x")(2, 3)
+    >>> numbers.n, numbers.length, numbers.x
+    (2, 3, None)
     """
-    found, kind = list[tuple[str, Any]](), None
+    found, kind, kinds = list[tuple[str, Any]](), None, {**KINDS, "Q": c_int64 * 4}
     for word in text.split():
-        if word in KINDS:
-            kind = KINDS[word]
+        if word in kinds:
+            kind = kinds[word]
         else:
             found.append((word, kind))
-    return found
+    return type("Structure", (ctypes.Structure,), {"_fields_": found})
 
 
 @cache
@@ -87,16 +87,13 @@ def panels_of_pairs(weight: Tensor) -> Tensor:
     return pairs.contiguous().view(torch.float32)[..., 0]
 
 
-class TensorPins:
+class TensorPins(list[Tensor]):
     """Tensors whose addresses C holds: they live as long as this object."""
-
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
 
     def __call__(self, t: Tensor) -> int:
         """The address of t, made contiguous."""
-        self.tensors.append(t.detach().contiguous())
-        return self.tensors[-1].data_ptr()
+        self.append(t.detach().contiguous())
+        return self[-1].data_ptr()
 
 
 def in_rows(t: Tensor) -> Tensor:

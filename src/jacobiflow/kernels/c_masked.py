@@ -19,7 +19,7 @@ from jacobiflow.core.block import Cache, Conditioner, Engine, Start
 from jacobiflow.core.description import BoundNetwork, MaskedNetwork, Stage, description
 from jacobiflow.kernels.build import library
 from jacobiflow.kernels.c_accept import accept
-from jacobiflow.kernels.c_library import PANEL, TensorPins, codes_of, in_rows, members, pad, panels
+from jacobiflow.kernels.c_library import PANEL, TensorPins, codes_of, in_rows, pad, panels, structure
 from jacobiflow.kernels.c_maps import CMap, c_map
 from jacobiflow.kernels.threads import thread_count
 
@@ -41,10 +41,9 @@ def engine(conditioner: Conditioner, bijector: Bijector) -> CMaskedEngine | None
     bound, by = description(conditioner), c_map(bijector)
     if type(bound) is not BoundNetwork or by is None or by.formula.kind == "shift":
         return None
-    net = bound.network
+    net, lib = bound.network, library()
     if type(net) is not MaskedNetwork or not net.stages or net.params != bijector.params:
         return None
-    lib = library()
     if lib is None or torch.is_autocast_enabled("cpu") or activation_code(net.activation) is None:
         return None
     if any(type(stage) is not Stage or stage.skip == 0 for stage in net.stages):
@@ -66,12 +65,8 @@ def activation_code(activation: Callable[[Tensor], Tensor]) -> int | None:
     return None if lib is None else codes_of(lib)[1].get(name)
 
 
-class _Stage(ctypes.Structure):
-    _fields_ = members("P weight bias factor offset limits ends L inputs outputs source activated skip")
-
-
-class _Masked(ctypes.Structure):
-    _fields_ = members("L length params depth activation P stages")
+_Stage = structure("P weight bias factor offset limits ends L inputs outputs source activated skip")
+_Masked = structure("L length params depth activation P stages")
 
 
 class PackedNetwork:
@@ -89,7 +84,7 @@ class PackedNetwork:
         self.net = _Masked(net.length, net.params, len(net.stages), code, places)
         self.address = ctypes.addressof(self.net)
 
-    def _stage(self, stage: Stage, net: MaskedNetwork) -> _Stage:
+    def _stage(self, stage: Stage, net: MaskedNetwork) -> ctypes.Structure:
         degrees = [bisect_right(stage.ends, unit) for unit in range(len(stage.weight))]
         seen = range(net.length + 1) if stage.source == 0 else net.stages[stage.source - 1].ends
         reach = [seen[degree] for degree in degrees]  # inputs that each unit sees, growing

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Engine, Start
-from jacobiflow.core.description import Linear, TransformerLayer, TransformerNetwork, description
+from jacobiflow.core.description import Affine, TransformerLayer, TransformerNetwork, description
 from jacobiflow.kernels.build import library
 from jacobiflow.kernels.c_accept import accept
-from jacobiflow.kernels.c_library import PANEL, TensorPins, in_rows, members, pad, panels, panels_of_pairs
+from jacobiflow.kernels.c_library import PANEL, TensorPins, in_rows, pad, panels, panels_of_pairs, structure
 from jacobiflow.kernels.c_maps import CMap, c_map
 from jacobiflow.kernels.threads import thread_count
 
@@ -24,21 +24,14 @@ FEWEST_ROWS = 16  # that are solved at a time, however large they are
 MAPS = ("exp", "shift")  # the maps of jf_solve
 
 
-class _Layer(ctypes.Structure):
-    _fields_ = [(name + b, c_void_p) for name in ("qkv", "proj", "up", "down") for b in ("", "_bias")]
-
-
-class _Net(ctypes.Structure):
-    _fields_ = members(
-        "L length dim width heads head_dim hidden depth params P input embed output output_bias layers L pairs"
-    )
-
-
-class _Rows(ctypes.Structure):
-    _fields_ = members(
-        "L samples branches P x L x_row P condition L condition_branch condition_row "
-        "P scale L scale_branch scale_row P blend k v L layer"
-    )
+_Layer = structure("P qkv qkv_bias proj proj_bias up up_bias down down_bias")
+_Net = structure(
+    "L length dim width heads head_dim hidden depth params P input embed output output_bias layers L pairs"
+)
+_Rows = structure(
+    "L samples branches P x L x_row P condition L condition_branch condition_row "
+    "P scale L scale_branch scale_row P blend k v L layer"
+)
 
 
 class PackedTransformer:
@@ -67,7 +60,7 @@ class PackedTransformer:
         """The same network with layers in bfloat16."""
         return PackedTransformer(self.lib, self.network, pairs=True)
 
-    def _layer(self, w: TransformerLayer, heads: int, head_dim: int) -> _Layer:
+    def _layer(self, w: TransformerLayer, heads: int, head_dim: int) -> ctypes.Structure:
         """The norms' scales and shifts are folded into the matrices behind them; heads are padded."""
         qkv, qkv_bias = _folded(w.qkv, *w.norm1)
         up, up_bias = _folded(w.up, *w.norm2)
@@ -140,7 +133,7 @@ class CTransformerEngine(Engine):
     name = "c"
 
     @property
-    def rows(self) -> int | None:
+    def rows(self) -> int | None:  # type: ignore[override]
         return max(FEWEST_ROWS, CACHE_BYTES // (self.packed.row_bytes * len(self.scale)))
 
     accept = staticmethod(accept)
@@ -197,7 +190,7 @@ class CTransformerEngine(Engine):
             if not call(self.packed.address, *which, *out, room, count):
                 break
 
-    def _rows(self, x: Tensor, room: CCache, *, kept: bool) -> _Rows:
+    def _rows(self, x: Tensor, room: CCache, *, kept: bool) -> ctypes.Structure:
         assert room.k.shape[1:3] == (len(x), len(self.scale))
         condition, blend = (0, 0, 0), 0 if self.blend is None else self.blend.data_ptr()
         if self.condition is not None:
@@ -224,17 +217,11 @@ def engine(conditioner: Conditioner, bijector: Bijector) -> CTransformerEngine |
         return None
     with torch.no_grad():
         packed = network.reuse(lambda: PackedTransformer(lib, network))
-        branches = 1 if network.blend is None else 2
+        condition, blend, branches = network.condition, network.blend, 1 if network.blend is None else 2
         temperature = network.pos_embed.new_ones(1) if network.temperature is None else network.temperature
-        scale = network.head_dim**-0.5 / temperature
-        condition = network.condition
-        return CTransformerEngine(
-            packed=packed,
-            map=found,
-            condition=None if condition is None else _by_branch(condition.detach()[:, 0], branches),
-            scale=_by_branch(scale, branches),
-            blend=None if network.blend is None else network.blend.contiguous(),
-        )
+        scale = _by_branch(network.head_dim**-0.5 / temperature, branches)
+        condition = None if condition is None else _by_branch(condition.detach()[:, 0], branches)
+        return CTransformerEngine(packed, found, condition, scale, None if blend is None else blend.contiguous())
 
 
 def _tensors(network: TransformerNetwork) -> list[Tensor]:
@@ -250,7 +237,7 @@ def _readable(t: Tensor) -> bool:
     return plain and t.device.type == "cpu" and t.dtype == torch.float32
 
 
-def _folded(linear: Linear, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+def _folded(linear: Affine, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """linear(scale * x + shift) as one matrix and bias."""
     return linear.weight * scale, linear.bias + linear.weight @ shift
 

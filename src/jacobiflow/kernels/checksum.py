@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from ctypes import c_long, c_uint64, c_void_p
+from ctypes import c_uint64, c_void_p
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.kernels import build
+from jacobiflow.kernels.c_library import structure
 from jacobiflow.kernels.threads import thread_count
 
 PIECE = 1 << 18  # bytes of one sum in C, or in torch on a CPU: they stay in its cache
@@ -28,8 +29,7 @@ ODD = -7046029254386353131, -4417276706812531889  # as signed 64-bit numbers
 Sums = tuple[Any, ...]  # layout and checksums of a group of tensors
 
 
-class _Piece(ctypes.Structure):
-    _fields_ = [("start", c_void_p), ("bytes", c_long)]
+_Piece = structure("P start L bytes")
 
 
 def layout(t: Tensor) -> tuple[Any, ...]:
@@ -44,7 +44,7 @@ class Memory:
         self.lib, self.layouts, self.ends = build.library(), list[Any](), list[int]()
         self.tensors = [[t.detach() for t in group] for group in groups]
         self.others: dict[torch.device, dict[int, list[Tensor]]] = {}  # that torch reads, by device and group
-        pieces = list[_Piece]()
+        pieces = list[ctypes.Structure]()
         for i, group in enumerate(self.tensors):
             for t in group:
                 flat = _flat(t) if self.lib is not None and t.is_cpu else None

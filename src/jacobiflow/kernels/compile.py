@@ -50,16 +50,14 @@ class StaticConditioner(WrappedConditioner):
         else:
             starts = start
         own = x.clone(memory_format=torch.contiguous_format)  # its strides are part of the compiled code
-        theta = step(x.device.type, size, self._signature(own))(self.inner, own, starts, size, cache)
+        # What torch compiles for, apart from values:
+        kinds = tuple((t.shape, t.dtype, t.device, t.requires_grad, t.is_inference()) for t in (own, *self.tensors()))
+        theta = step(x.device.type, size, kinds)(self.inner, own, starts, size, cache)
         return theta[:, skip : skip + width].clone()  # a CUDA graph writes its next results to the same place
 
     def all_params(self, x: Tensor) -> Tensor:
         first, rest = self.first(len(x)), self.length - 1
         return torch.cat((first, self.params(x, 1, rest, self.new_cache(len(x)))), 1) if rest else first
-
-    def _signature(self, x: Tensor) -> tuple[Any, ...]:
-        """What torch compiles for, apart from values."""
-        return tuple((t.shape, t.dtype, t.device, t.requires_grad, t.is_inference()) for t in (x, *self.tensors()))
 
 
 def evaluate(conditioner: Conditioner, x: Tensor, start: Tensor, width: int, cache: Cache) -> Tensor:

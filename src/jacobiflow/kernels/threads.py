@@ -16,7 +16,6 @@ from jacobiflow.kernels.build import library
 
 SMALL_NUMEL = 1 << 18  # up to this size a second thread of torch's operators does not pay
 
-
 _own = threading.local()  # `count`: threads that C functions may use here, where torch has fewer
 
 
@@ -58,14 +57,10 @@ def openmp() -> ctypes.CDLL | None:
         with suppress(OSError, AttributeError):
             pool = ctypes.CDLL(name)
             pool.omp_set_num_threads.argtypes, pool.omp_set_num_threads.restype = [c_int], None
-            if _is_torchs(pool):
+            count = torch.get_num_threads()
+            pool.omp_set_num_threads(count + 1)
+            found = torch.get_num_threads() == count + 1  # it is torch's own
+            pool.omp_set_num_threads(count)
+            if found:
                 return pool
     return None
-
-
-def _is_torchs(pool: ctypes.CDLL) -> bool:
-    count = torch.get_num_threads()
-    pool.omp_set_num_threads(count + 1)
-    found = torch.get_num_threads() == count + 1
-    pool.omp_set_num_threads(count)
-    return found
