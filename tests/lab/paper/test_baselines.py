@@ -13,8 +13,6 @@ from torch import Tensor
 
 from jacobiflow.data.sources import Images
 from jacobiflow_lab.baselines import KINDS, load_baseline, train_baseline
-from jacobiflow_lab.baselines.__main__ import main
-from jacobiflow_lab.baselines.augment import augment, shift
 from jacobiflow_lab.baselines.fastgan import Config, Discriminator, Excite, Generator
 from jacobiflow_lab.baselines.learner import BaselineError
 from jacobiflow_lab.baselines.training import make
@@ -55,7 +53,7 @@ def logged(folder: Path) -> list[dict[str, float]]:
 def test_training_lowers_the_loss(kind: str, images: Images, tmp_path: Path) -> None:
     name = {"ddim": "loss", "fastgan": "rebuild"}[kind]  # a GAN's other losses are a game
     found = train(kind, images, tmp_path, 40)
-    assert (found.kind, found.steps, found.images) == (kind, 40, 64)
+    assert (found["kind"], found["steps"], found["images"]) == (kind, 40, 64)
     losses = [entry[name] for entry in logged(tmp_path)]
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     about = json.loads((tmp_path / "baseline.json").read_text())
@@ -99,10 +97,10 @@ def test_a_picture_depends_on_seed_and_number_only(kind: str, images: Images, tm
 def test_seconds_are_the_budget_of_all_runs_together(kind: str, images: Images, tmp_path: Path) -> None:
     before = torch.random.get_rng_state()
     found = train_baseline(kind, images, 1e-9, tmp_path, options=TINY[kind])
-    assert found.steps == 1  # a step is never cut short
-    assert found.seconds > 0
+    assert found["steps"] == 1  # a step is never cut short
+    assert found["seconds"] > 0
     again = train_baseline(kind, images, 1e-9, tmp_path, options=TINY[kind])
-    assert (again.steps, again.seconds) == (found.steps, found.seconds)  # nothing is left of the budget
+    assert again == found  # nothing is left of the budget
     assert torch.equal(torch.random.get_rng_state(), before)  # which is the user's
     assert load_baseline(kind, tmp_path).sample(1, seed=0).shape == (1, 3, 16, 16)
 
@@ -153,15 +151,6 @@ def test_a_new_critic_tells_images_apart(images: Images) -> None:
     assert scores.std() > 0.1
 
 
-def test_augmentation_is_for_who_asks(images: Images) -> None:
-    x, losses = images.pixels[:8].float() / 127.5 - 1, {}
-    for asked in (False, True, False):
-        learner, _ = make("fastgan", images, TINY["fastgan"] | {"augment": asked}, 0, torch.device("cpu"))
-        found = learner.learn(x, torch.Generator().manual_seed(0))
-        assert losses.setdefault(asked, found) == found
-    assert losses[True]["rebuild"] != losses[False]["rebuild"]
-
-
 @pytest.mark.parametrize("size", [16, 20, 28, 32, 64])
 def test_networks_of_any_resolution(size: int) -> None:
     config = Config(image_size=size, image_channels=1, width=4, most=8, latent=6)
@@ -185,21 +174,6 @@ def test_excitation_gates_channels_by_the_lower_resolution() -> None:
     assert (ratio > 0).all()
     assert (ratio < 1).all()
     assert not torch.allclose(gate(high, low + 1), gate(high, low))
-
-
-def test_augmentation_moves_each_image_by_itself_and_lets_gradients_through() -> None:
-    x = torch.arange(4 * 1 * 16 * 16.0).reshape(4, 1, 16, 16) + 1
-    moved = shift(x, torch.Generator().manual_seed(0))
-    for image, before in zip(moved, x, strict=True):
-        inside = image[image > 0]
-        assert len(inside) >= 14 * 14
-        assert torch.isin(inside, before).all()
-    x.requires_grad_()
-    augment(x, torch.Generator().manual_seed(0)).sum().backward()
-    assert x.grad is not None
-    assert (x.grad != 0).any((1, 2, 3)).all()
-    a, b = (augment(x, torch.Generator().manual_seed(s)) for s in (0, 0))
-    assert torch.equal(a, b)
 
 
 # Whether it counts
@@ -270,15 +244,3 @@ def test_a_folder_without_a_checkpoint_is_named(kind: str, tmp_path: Path) -> No
 def test_sizes_that_no_generator_has() -> None:
     with pytest.raises(BaselineError, match="not 30"):
         Config(image_size=30)
-
-
-def test_the_command(images: Images, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import numpy as np
-
-    np.savez(tmp_path / "tiny.npz", x=images.pixels.permute(0, 2, 3, 1).numpy())
-    order = ["--kind", "fastgan", "--data", str(tmp_path / "tiny.npz"), "--budget-seconds", "1e-9"]
-    assert main([*order, "--out", str(tmp_path / "out")]) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == 1
-    order[3] = str(tmp_path / "none.npz")
-    assert main([*order, "--out", str(tmp_path / "out")]) == 2
-    assert "none.npz" in capsys.readouterr().err

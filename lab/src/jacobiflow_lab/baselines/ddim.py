@@ -87,7 +87,7 @@ def scheduler() -> Any:
 class DDIMLearner(Learner):
     """Mean squared error of the velocity at random levels of noise."""
 
-    kind: ClassVar[str] = "ddim"
+    config_type: ClassVar[type[Config]] = Config
     config: Config
 
     def __init__(self, config: Config, device: torch.device) -> None:
@@ -123,11 +123,10 @@ class DDIMLearner(Learner):
 
 @dataclass(frozen=True)
 class DDIM:
-    """A diffusion model that samples in `steps` steps."""
+    """A diffusion model that samples in STEPS steps."""
 
     unet: Any
     schedule: Any
-    steps: int = STEPS
 
     @torch.inference_mode()
     def sample(self, n: int, *, seed: int, start: int = 0) -> Tensor:
@@ -136,7 +135,7 @@ class DDIM:
         size = config.sample_size
         side = (size, size) if isinstance(size, int) else tuple(size)
         x = noise(n, (config.in_channels, *side), seed, start, like)
-        self.schedule.set_timesteps(self.steps, device=like.device)
+        self.schedule.set_timesteps(STEPS, device=like.device)
         x = x * self.schedule.init_noise_sigma
         for level in self.schedule.timesteps:
             out = self.unet(self.schedule.scale_model_input(x, level), level).sample
@@ -144,7 +143,7 @@ class DDIM:
         return x.clamp(-1, 1)  # type: ignore[no-any-return]
 
 
-def load(source: str | Path, device: torch.device | str = "cpu", *, steps: int = STEPS) -> DDIM:
+def load(source: str | Path, device: torch.device | str = "cpu") -> DDIM:
     """Load a folder written by training, or any checkpoint of diffusers' UNet2DModel: a folder or hub id.
 
     The network is in `unet/` or at the top level, its schedule in `scheduler/` or at the top level. Only
@@ -159,7 +158,7 @@ def load(source: str | Path, device: torch.device | str = "cpu", *, steps: int =
         raise BaselineError(
             f"{source} is not a UNet2DModel checkpoint of diffusers with safetensors: {reason[:200]}"
         ) from None
-    return DDIM(net.to(device).eval().requires_grad_(False), schedule, steps)
+    return DDIM(net.to(device).eval().requires_grad_(False), schedule)
 
 
 def _part(kind: Any, source: str | Path, name: str, **options: Any) -> Any:

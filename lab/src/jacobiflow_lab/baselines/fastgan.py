@@ -22,7 +22,6 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from jacobiflow.core.files import FileError, read_text, write_atomically
 from jacobiflow.core.records import RecordError, build, parse_json
-from jacobiflow_lab.baselines.augment import augment
 from jacobiflow_lab.baselines.learner import BaselineError, Learner, noise
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -43,7 +42,6 @@ class Config:
     warmup: int = 1
     ema: float = 0.999
     rebuild: float = 1.0  # weight of the discriminator's own task
-    augment: bool = False  # what the discriminator sees, against memorizing a small data set
     flip: bool = False
 
     def __post_init__(self) -> None:
@@ -178,7 +176,7 @@ class Discriminator(nn.Module):
 class FastGANLearner(Learner):
     """Hinge losses for both networks, and the discriminator's self-supervised loss."""
 
-    kind: ClassVar[str] = "fastgan"
+    config_type: ClassVar[type[Config]] = Config
     config: Config
 
     def __init__(self, config: Config, device: torch.device) -> None:
@@ -196,20 +194,16 @@ class FastGANLearner(Learner):
         z = torch.randn(2, len(x), self.config.latent, generator=draw).to(x)
         with torch.no_grad():
             fake = self.generator(z[0])
-        real = self._changed(x, draw)
-        score, seen = self.discriminator(real)
-        other, _ = self.discriminator(self._changed(fake, draw))
+        score, seen = self.discriminator(x)
+        other, _ = self.discriminator(fake)
         judged = F.relu(1 - score).mean() + F.relu(1 + other).mean()
-        rebuilt = self.discriminator.rebuild(real, seen, draw)
+        rebuilt = self.discriminator.rebuild(x, seen, draw)
         self._descend(judged + self.config.rebuild * rebuilt)
         self.discriminator.requires_grad_(False)
-        painted = -self.discriminator(self._changed(self.generator(z[1]), draw))[0].mean()
+        painted = -self.discriminator(self.generator(z[1]))[0].mean()
         self._descend(painted)
         self.discriminator.requires_grad_(True)
         return {"discriminator": judged.item(), "generator": painted.item(), "rebuild": rebuilt.item()}
-
-    def _changed(self, x: Tensor, draw: torch.Generator) -> Tensor:
-        return augment(x, draw) if self.config.augment else x
 
     def _descend(self, loss: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -221,7 +215,7 @@ class FastGANLearner(Learner):
         """The generator with averaged weights."""
         tensors = {k: v.cpu().contiguous() for k, v in self.average.state_dict().items()}
         write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
-        text = json.dumps({"kind": self.kind, **asdict(self.config)}, indent=2) + "\n"
+        text = json.dumps({"kind": "fastgan", **asdict(self.config)}, indent=2) + "\n"
         (folder / CONFIG).write_text(text, encoding="utf-8")
 
 
@@ -244,8 +238,9 @@ def load(source: str | Path, device: torch.device | str = "cpu") -> FastGAN:
     folder = Path(source)
     try:
         doc = parse_json(read_text(folder / CONFIG))
-        if not isinstance(doc, dict) or doc.pop("kind", None) != FastGANLearner.kind:
+        if not isinstance(doc, dict) or doc.pop("kind", None) != "fastgan":
             raise BaselineError(f"{folder / CONFIG} is not the config of a fastgan")
+        doc.pop("augment", None)  # in earlier checkpoints: how they were trained
         config = build(Config, doc, str(folder / CONFIG))
         generator = Generator(config)
         generator.load_state_dict(load_file(folder / WEIGHTS))

@@ -35,7 +35,7 @@ class Learner(ABC):
     does not depend on the length of training, which a budget of seconds does not determine.
     """
 
-    kind: ClassVar[str]
+    config_type: ClassVar[type[Any]]
     config: Any
     model: nn.Module
     optimizer: torch.optim.Optimizer

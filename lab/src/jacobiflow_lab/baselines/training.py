@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,24 +23,8 @@ from jacobiflow_lab.baselines.learner import BaselineError, Learner, TrainedBase
 
 Kind = Literal["ddim", "fastgan"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-MODULES: dict[str, Any] = {"ddim": ddim, "fastgan": fastgan}
-LEARNERS: dict[str, type[Any]] = {"ddim": ddim.DDIMLearner, "fastgan": fastgan.FastGANLearner}
+LEARNERS: dict[str, Any] = {"ddim": ddim.DDIMLearner, "fastgan": fastgan.FastGANLearner}
 ABOUT, LOG = "baseline.json", "log.jsonl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """The progress of training."""
-
-    kind: str
-    folder: str
-    steps: int
-    seconds: float
-    images: int  # that it was trained on
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
 
 
 def train_baseline(
@@ -56,10 +40,11 @@ def train_baseline(
     save_every: int = 200,
     log_every: int = 50,
     progress: Callable[[str], None] = lambda _: None,
-) -> Trained:
+) -> dict[str, Any]:
     """Train a baseline on images into the folder `out`, for a number of seconds over all runs.
 
     The same call resumes a stopped run exactly. `out` then holds what `load_baseline` reads, and the state of the run.
+    Returns what it wrote into ABOUT.
 
     data: images, or where they are; the training split is used. options: fields of the kind's Config.
     steps: the most steps. Default: as many as the seconds allow.
@@ -96,11 +81,15 @@ def train_baseline(
     if stop.pressed:
         raise BaselineError(f"stopped after step {step}: rerun the command to resume")
     learner.export(folder)
-    found = Trained(kind=kind, folder=str(folder), steps=step, seconds=round(float(spent), 3), images=len(images))
-    about = found.to_dict() | {"settings": settings}
-    del about["folder"]
+    about = {
+        "kind": kind,
+        "steps": step,
+        "seconds": round(float(spent), 3),
+        "images": len(images),
+        "settings": settings,
+    }
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    return found
+    return about
 
 
 def make(
@@ -111,7 +100,7 @@ def make(
     if height != width:
         raise BaselineError(f"baselines take square images, not {height} x {width}")
     try:
-        config = MODULES[kind].Config(image_size=height, image_channels=colours, **options)
+        config = LEARNERS[kind].config_type(image_size=height, image_channels=colours, **options)
     except TypeError as error:
         raise BaselineError(f"{kind}: {error}") from None
     if len(images) < config.batch_size:
@@ -127,5 +116,4 @@ def load_baseline(kind: Kind, source: str | Path, device: torch.device | str = "
     """Load a folder written by `train_baseline`; for "ddim" also any diffusers folder or hub id."""
     if kind not in KINDS:
         raise BaselineError(f"baselines are {', '.join(KINDS)}, not {kind!r}")
-    found: TrainedBaseline = MODULES[kind].load(source, device)
-    return found
+    return ddim.load(source, device) if kind == "ddim" else fastgan.load(source, device)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from jacobiflow.core.files import read_text
 from jacobiflow.core.records import parse_json
-from jacobiflow.training.recipe import Recipe
 from jacobiflow_lab.analysis.plots import save_grids
 from jacobiflow_lab.analysis.runtime import Clock
 from jacobiflow_lab.baselines import TrainedBaseline, load_baseline
@@ -47,12 +46,8 @@ def source(task: Task, kind: Kind) -> str | Path:
     if session.train_baseline is not None:
         session.train_baseline(kind, model, places[-1])
         return places[-1]
-    data = (session.data_dir or Path()) / Recipe.load(model.recipe).data.source
-    raise Missing(
-        f"no weights: train it with `python -m jacobiflow_lab.baselines --kind {kind} --data {data} "
-        f"--budget-seconds {3600 * model.hours:g} --flip --out models/{name}` and give --models-dir models, "
-        "or add --train-missing" + (", or give any diffusers checkpoint as --ddim" if kind == "ddim" else "")
-    )
+    other = ", or give any diffusers checkpoint as --ddim" if kind == "ddim" else ""
+    raise Missing(f"no weights: add --train-missing, which trains it for {model.hours:g} h{other}")
 
 
 def about(task: Task) -> Doc:
