@@ -570,7 +570,7 @@ def test_the_batch_follows_the_memory(
 ) -> None:
     peaks = iter((10_000_000, 14_000_000))  # a million bytes for each of four samples
     monkeypatch.setattr(sampling, "available_memory", lambda: free)
-    monkeypatch.setattr(sampling, "_peak", lambda: next(peaks))
+    monkeypatch.setattr(sampling, "peak_memory", lambda: next(peaks))
     monkeypatch.setattr(sampling, "used_memory", lambda: 0.0)
     asked = sampling.Settings(n=1000, max_memory=limit)
     if want is None:

@@ -14,7 +14,7 @@ import tyro
 from jacobiflow import __version__
 from jacobiflow.cli import options as cli
 from jacobiflow.core.hardware import processor_name
-from jacobiflow.core.pictures import as_images, save_strip
+from jacobiflow.core.pictures import save_strip
 from jacobiflow.core.progress import steps
 from jacobiflow.core.tables import counted, table, terminal_width
 from jacobiflow.flows.checks import remedy
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     cli.remove_old(args.out, FILES)
     files, threads = ["bench.json"], torch.get_num_threads()
     setting = f"{processor_name(z.device)}, {counted(threads, 'thread')}, torch {torch.__version__}"
-    if as_images(z.new_empty(1, *flow.data_shape)) is not None:
+    if flow.image_shape is not None:
         title = f"{args.flow.model}: the same noise by every method. {setting}"
         strip = [(caption([r for r in rows if r.plan == name]), outs[name].x) for name in plans]
         save_strip(strip, args.out / "bench.png", title=title)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -53,6 +55,17 @@ def used_memory() -> float:
     with suppress(OSError):
         return float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0.0
+
+
+def peak_memory() -> int:
+    """The most bytes of memory that this process has held; on Linux since they were reset."""
+    with suppress(OSError):
+        if found := re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text()):
+            return 1024 * int(found[1])
+    import resource  # not on every system
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.method import INITS, Init, Method, Plan, Unit
 from jacobiflow.core.noise import row_noise
+from jacobiflow.core.pictures import as_images
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import BlockStats, Decoded, Encoded, JacobiflowError, OnFailure, Stats, Watcher, joined
 from jacobiflow.core.warn import warn_once
@@ -310,6 +311,12 @@ class Flow(nn.Module, ABC):
         with torch.no_grad():
             again, _ = self._encode(self.to_sequence(x), condition, guide)
         warn_if_loose(tol, z, again.reshape(z.shape))
+
+    @property
+    def image_shape(self) -> tuple[int, ...] | None:
+        """Channels, height and width of one x, if it is an image: a vector of a square number is a grey one."""
+        images = as_images(torch.empty(1, *self.data_shape))
+        return None if images is None else tuple(images.shape[1:])
 
     @property
     def sequence_shape(self) -> tuple[int, int]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from jacobiflow.core.hardware import BILLION, available_memory, out_of_memory, used_memory
+from jacobiflow.core.hardware import BILLION, available_memory, out_of_memory, peak_memory, used_memory
 from jacobiflow.core.method import Init, Method, Plan
-from jacobiflow.core.pictures import as_images
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import Decoded, JacobiflowError, Stats, Status, joined, nonfinite_rows
 from jacobiflow.flows.flow import Flow
@@ -70,7 +69,7 @@ class Settings:
         """Raise if the flow cannot do this, before anything is written."""
         if self.denoise and not getattr(flow.config, "noise_std", 0.0):
             raise ValueError("--denoise: this flow was trained without Gaussian noise, leave it out")
-        if self.format == "png" and as_images(torch.zeros(1, *flow.data_shape)) is None:
+        if self.format == "png" and flow.image_shape is None:
             raise ValueError(f"--format png: samples of shape {list(flow.data_shape)} are no images, use npz")
         if not 0 <= self.max_memory < math.inf:
             raise ValueError(f"--max-memory takes GB above 0, not {self.max_memory:g}")
@@ -85,7 +84,7 @@ class Settings:
         return flow.plan(self.plan, n=batch, guidance=self.guidance_options, backend=self.backend, **asked)
 
 
-def labels_in_turn(labels: tuple[int, ...], rows: range) -> Tensor | None:
+def labels_in_turn(labels: Sequence[int], rows: range) -> Tensor | None:
     """The labels of the samples of these numbers; None without labels.
 
     >>> labels_in_turn((0, 1, 2), range(2, 6)).tolist()
@@ -166,17 +165,9 @@ def _measure(flow: Flow, settings: Settings, count: int) -> int:
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device) if cuda else _peak()
+    before = torch.cuda.memory_allocated(device) if cuda else peak_memory()
     once(count)
-    return (torch.cuda.max_memory_allocated(device) if cuda else _peak()) - before
-
-
-def _peak() -> int:
-    """The most memory in bytes that this process ever held."""
-    import resource  # not on every system
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (torch.cuda.max_memory_allocated(device) if cuda else peak_memory()) - before
 
 
 def find_shard(flow: Flow, settings: Settings, batch: int) -> int:

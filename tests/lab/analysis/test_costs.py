@@ -75,11 +75,11 @@ def test_run_time_is_layers_and_the_rest() -> None:
 
 
 @pytest.mark.slow
-def test_memory_is_that_of_the_cache_where_there_is_one() -> None:
+def test_memory_is_that_of_the_cache_where_there_is_one(tmp_path: Path) -> None:
     flow = tarflow(0.01, image_size=32, patch_size=2, width=128, blocks=1, layers_per_block=4)
     cache = 16 * 2 * 4 * 256 * 128 * 4  # keys and values of four layers, sixteen samples
-    plan = jf.Plan((jf.Method(tol=100),))
-    cached, swept = memory(flow, [("sequential", "all"), (plan, "none")], n=16, threads=1).peaks
+    jf.Plan((jf.Method(tol=100),)).save(tmp_path / "plan.json")
+    cached, swept = memory(flow, [("sequential", "all"), (str(tmp_path / "plan.json"), "none")], n=16).peaks
     assert [(p.plan, p.cache) for p in (cached, swept)] == [("sequential", "all"), ("plan", "none")]
     assert 0.9 * cache < cached.peak < 2 * cache
     assert 0 < swept.peak < cached.peak
@@ -102,9 +102,9 @@ def test_a_cache_may_be_that_of_the_first_block_only(monkeypatch: pytest.MonkeyP
         assert kept_by == 2 * wanted  # once for one sample, which pays for what is made at first use
 
 
-def test_a_failed_measurement_says_why(tmp_path: Path) -> None:
-    with pytest.raises(MemoryTrialError, match=r"plan sequential failed: .*no-such"):
-        memory(tmp_path / "no-such", [("sequential", "all")], n=1)
+def test_a_failed_measurement_says_why() -> None:
+    with pytest.raises(MemoryTrialError, match=r"plan no-such failed: .*no plan is called 'no-such'"):
+        memory(tarflow(0.3), [("no-such", "all")], n=1)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from jacobiflow_lab.analysis import plots
@@ -57,8 +56,9 @@ def test_figures_of_what_was_measured(name: str, tmp_path: Path) -> None:
     assert drawn(tmp_path / "redundancy.png") == pytest.approx(
         (3.9 * plots.DPI * columns, 3.1 * plots.DPI * rows), abs=2
     )
-    pictures = plots.save_masked(found, tmp_path / "masked.png", variant="strict", title=name)
-    assert pictures == (name == "tarflow") == (tmp_path / "masked.png").exists()
+    if name == "tarflow":
+        plots.save_masked(found, tmp_path / "masked.png", variant="strict", title=name)
+        drawn(tmp_path / "masked.png")
     counted = [sweeps(s.flow, z, plan) for plan in ("uniform", "selective")]
     plots.save_sweeps(counted, tmp_path / "sweeps.png", title=name)
     drawn(tmp_path / "sweeps.png")
@@ -102,13 +102,6 @@ def test_times_of_any_size_are_on_the_axis(tmp_path: Path, monkeypatch: pytest.M
     bottom, top = figures[0].axes[1].get_ylim()
     assert bottom == 0
     assert top > 7
-
-
-def test_rows_of_pictures_in_colour(tmp_path: Path) -> None:
-    x = torch.rand(12, 3, 8, 8) * 2 - 1
-    assert plots.save_rows([("one", x), ("two", -x)], tmp_path / "a.png", shown=6)
-    drawn(tmp_path / "a.png")
-    assert not plots.save_rows([("one", torch.rand(2, 7))], tmp_path / "b.png")
 
 
 def test_the_style_is_left_behind(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from jacobiflow.core.results import Sweep
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.exact_blocks import Note, Record, exact_blocks
 
-END_TOL = {torch.float64: 1e-10}  # changes at which a curve ends; below it is rounding
-END_TOL_OTHER = 1e-6  # in any other dtype
+END_TOL, END_TOL_DOUBLE = 1e-6, 1e-10  # changes at which a curve ends: below is rounding, in float64 later
 NEGLIGIBLE_ERROR = 1e-6  # relative to the first error; smaller ones say little about convergence
 
 
@@ -89,7 +88,8 @@ def convergence(
         if isinstance(condition.get("context"), Tensor):
             condition["context"] = condition["context"].double()
     init = flow.inits[0] if init is None else init
-    tol = END_TOL.get(z.dtype, END_TOL_OTHER) if tol is None else tol
+    if tol is None:
+        tol = END_TOL_DOUBLE if z.dtype == torch.float64 else END_TOL
     method = Method(tol=tol, init=init, unit=flow.default_unit)
     blocks = []
     for i, exact in enumerate(exact_blocks(flow, z, **condition)):

@@ -11,8 +11,6 @@ import ctypes
 import gc
 import json
 import os
-import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -25,10 +23,11 @@ from typing import Any, Literal
 import torch
 
 from jacobiflow.core.decode import decode
-from jacobiflow.core.method import Plan
+from jacobiflow.core.hardware import peak_memory
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.plans import SWEPT
 from jacobiflow_lab.analysis.exact_blocks import Record
 
 Cache = Literal["all", "first", "none"]  # the blocks that keep keys and values, or the like
@@ -72,35 +71,27 @@ class Memory(Record):
 
 
 def memory(
-    source: str | Path | Flow,
-    trials: Sequence[tuple[str | Path | Plan, Cache]] = TRIALS,
+    flow: Flow,
+    trials: Sequence[tuple[str, Cache]] = TRIALS,
     *,
     n: int = 16,
     labels: Sequence[int] | None = None,
     tol: float | None = None,
     seed: int = 0,
-    device: str = "cpu",
-    threads: int | None = None,
 ) -> Memory:
-    """Peak memory of decoding n samples with each plan, with a cache in all blocks, in the first or in none.
+    """Peak memory of decoding n samples with each plan, a name or a file, on the device of the flow.
 
-    source: a bundled name, a checkpoint folder, a hub id, or a flow, which is then written to a temporary
-    folder, because every trial is a fresh process. labels: one per sample, or None.
+    The cache is that of all blocks, of the first or of none. labels: one per sample, or None. The flow is
+    written to a temporary folder, because every trial is a fresh process.
     """
     peaks = []
-    shared = {"n": n, "labels": labels, "seed": seed, "threads": threads or torch.get_num_threads()}
+    shared = {"n": n, "labels": labels, "seed": seed, "device": str(next(flow.parameters()).device)}
     with tempfile.TemporaryDirectory() as folder:
-        if isinstance(source, Flow):
-            flow, source = source, Path(folder) / "flow"
-            flow.save(source)
+        flow.save(folder)
         for plan, cache in trials:
-            name = "plan" if isinstance(plan, Plan) else Path(plan).stem
-            if isinstance(plan, Plan):
-                given, plan = plan, Path(folder) / "plan.json"
-                given.save(plan)
-            own_tol = tol if plan in ("uniform", "selective") else None
-            own: dict[str, Any] = {"source": str(source), "plan": str(plan), "cache": cache, "tol": own_tol}
-            peaks.append(Peak(plan=name, cache=cache, **_in_fresh_process(device=str(device), **own, **shared)))
+            own = {"source": folder, "plan": plan, "cache": cache, "tol": tol if plan in SWEPT else None}
+            measured = _in_fresh_process(threads=torch.get_num_threads(), **own, **shared)
+            peaks.append(Peak(plan=Path(plan).stem, cache=cache, **measured))
     return Memory(batch=n, peaks=tuple(peaks))
 
 
@@ -155,9 +146,9 @@ def trial(
         peak = torch.cuda.max_memory_allocated(z.device)
     else:
         measure = "resident memory of the process" + ("" if _reset_peak() else ", above its earlier peak")
-        base = _resident_peak()
+        base = peak_memory()
         run(n)
-        peak = _resident_peak()
+        peak = peak_memory()
     return {"peak": max(peak - base, 0), "base": base, "measure": measure}
 
 
@@ -170,16 +161,6 @@ def _reset_peak() -> bool:
         return bool(Path("/proc/self/clear_refs").write_text("5"))
     except OSError:  # not Linux, or not allowed
         return False
-
-
-def _resident_peak() -> int:
-    """The largest resident memory of this process since the last reset."""
-    with suppress(OSError):
-        peak = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
-        if peak:
-            return 1024 * int(peak[1])
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from jacobiflow.core.pictures import as_images, image_grid, save_strip
+from jacobiflow.core.pictures import image_grid, save_strip
 from jacobiflow_lab.analysis.convergence import Convergence
 from jacobiflow_lab.analysis.memory import Memory
 from jacobiflow_lab.analysis.redundancy import Redundancy, Variant
@@ -155,18 +155,10 @@ def save_redundancy(redundancy: Redundancy, path: str | Path, *, title: str) -> 
         axes[0, 0].legend(handles=lines, loc="center right")
 
 
-def save_masked(redundancy: Redundancy, path: str | Path, *, variant: Variant, title: str, shown: int = 10) -> bool:
-    """The same samples with nothing masked and with each o; False if there are no images to show."""
+def save_masked(redundancy: Redundancy, path: str | Path, *, variant: Variant, title: str, shown: int = 10) -> None:
+    """The same images with nothing masked and with each o."""
     rows = [(f"o = {m.o}", m.x) for m in redundancy.masked if m.variant == variant]
-    return bool(rows) and save_rows([("standard", redundancy.exact), *rows], path, title=title, shown=shown)
-
-
-def save_rows(rows: Sequence[tuple[str, Tensor]], path: str | Path, *, title: str = "", shown: int = 10) -> bool:
-    """Rows of images, each with its caption; False if the tensors are not images."""
-    if any(as_images(x[:1]) is None for _, x in rows):
-        return False
-    save_strip(rows, path, title=title, shown=shown)
-    return True
+    save_strip([("standard", redundancy.exact), *rows], path, title=title, shown=shown)
 
 
 def save_sweeps(plans: Sequence[Sweeps], path: str | Path, *, title: str) -> None:

@@ -29,10 +29,6 @@ class Walk:
         """Positions per sequence."""
         return len(self.rank)
 
-    def after_sweeps(self, sweeps: int) -> Tensor:
-        """The guess after this many sweeps."""
-        return self.swept[sweeps]
-
     def after_positions(self, steps: int) -> Tensor:
         """Sequential decoding after this many steps; the first position is given."""
         known = (self.rank <= steps).to(self.exact.device)

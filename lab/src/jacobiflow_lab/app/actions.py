@@ -14,6 +14,7 @@ from jacobiflow.flows.compare import MOST_RUNS, Row, compare
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
 from jacobiflow.flows.tune import tune
+from jacobiflow.jobs.sampling import labels_in_turn
 from jacobiflow_lab.analysis.convergence import Convergence, convergence
 from jacobiflow_lab.analysis.trajectory import Walk, finish, walk
 from jacobiflow_lab.app import models as asked
@@ -66,7 +67,7 @@ def sample(
     begin = monitor.steps(repeats * len(plans) + 2)
 
     def condition(n: int) -> dict[str, Any]:
-        return {"guidance": guide, **asked.cycled(cycle, n)}
+        return {"guidance": guide, "labels": labels_in_turn(cycle, range(n))}
 
     with models.lock:
         used = flow.plan(name, n=n, guidance=guide, **options)
@@ -84,7 +85,7 @@ def sample(
         exact, decoded = outs["sequential"].x, outs[name]
         denoised = bool(denoise) and getattr(flow.config, "noise_std", 0.0) > 0
         if denoised:
-            exact, x = (flow.denoise(x, **asked.cycled(cycle, n)) for x in (exact, decoded.x))
+            exact, x = (flow.denoise(x, labels_in_turn(cycle, range(n))) for x in (exact, decoded.x))
             decoded = replace(decoded, x=x)
         stepped = z[:STEPPED_SAMPLES]
         begin("measuring the convergence of each block")
@@ -119,10 +120,9 @@ def samples_after(
     """Samples if the block stopped after so many sweeps, and after so many single positions."""
     s = whole(sweeps, "Sweeps", 0, len(steps.swept) - 1)
     p = whole(positions, "Positions", 0, steps.length - 1)
-    both = torch.cat([steps.after_sweeps(s), steps.after_positions(p)])
-    condition = dict(result.condition)
-    if "labels" in condition:
-        condition["labels"] = condition["labels"].repeat(2)
+    both = torch.cat([steps.swept[s], steps.after_positions(p)])
+    labels = result.condition["labels"]
+    condition = result.condition | {"labels": None if labels is None else labels.repeat(2)}
     with models.lock:
         swept, sequential = finish(models[result.model], both, steps.block, **condition).chunk(2)
     return swept, sequential

@@ -13,14 +13,14 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from jacobiflow.core.pictures import as_images
 from jacobiflow.core.results import Decoded
 from jacobiflow.data.decoding import Form, Pixels, decode
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import prepare
 from jacobiflow.flows.flow import Flow
-from jacobiflow_lab.app.models import ModelRegistry, UserError, chosen_labels, chosen_plan, training_noise
+from jacobiflow_lab.app.models import ModelRegistry, UserError, chosen_labels, chosen_plan
 from jacobiflow_lab.app.visitors import Monitor
+from jacobiflow_lab.metrics.likelihood import noise_of
 
 MAX_FILE_BYTES = 10 * 2**20
 MAX_SIDE_PIXELS = 6000
@@ -82,7 +82,7 @@ def uploaded_pixels(path: str | Path | None, flow: Flow) -> tuple[Pixels, bool]:
         raise UserError("there is no image: upload one first")
     if not Path(path).is_file():  # reading a device or a pipe never ends
         raise UserError("the image is no longer here: upload it again")
-    channels = _shape(flow)[0]
+    channels = _image_shape(flow)[0]
     try:
         _check_size(Path(path))
         pixels = decode(Path(path), Form(size=None, channels=channels, fit="pad"))
@@ -109,16 +109,15 @@ def _check_size(path: Path) -> None:
             raise UserError(f"the image has {header.width} x {header.height} pixels: upload at most {most} x {most}")
 
 
-def _shape(flow: Flow) -> torch.Size:
-    """Channels, height and width of the flow's images."""
-    images = as_images(torch.empty(1, *flow.data_shape))
-    assert images is not None, "the registry holds models of images only"
-    return images.shape[1:]
+def _image_shape(flow: Flow) -> tuple[int, ...]:
+    assert flow.image_shape is not None, "the registry holds models of images only"
+    return flow.image_shape
 
 
 def _resized(pixels: Pixels, flow: Flow) -> Pixels:
     """Pixels [H, W, C] of any size as the flow's [C, H, W]."""
-    form = Form(size=_shape(flow)[-1], channels=_shape(flow)[0], fit="pad")
+    channels, _, side = _image_shape(flow)
+    form = Form(size=side, channels=channels, fit="pad")
     return decode(pixels[..., 0] if pixels.shape[2] == 1 else pixels, form).transpose(2, 0, 1)
 
 
@@ -126,7 +125,7 @@ def _as_in_training(pixels: Pixels, flow: Flow) -> Tensor:
     """Pixels [C, H, W] as data [1, ...], with the noise that training adds."""
     draw, noise_std = torch.Generator().manual_seed(0), getattr(flow.config, "noise_std", 0.0)
     images, first = Images(torch.tensor(pixels)[None]), torch.zeros(1, dtype=torch.long)
-    x = prepare(images, first, draw, noise=training_noise(flow), noise_std=noise_std).x
+    x = prepare(images, first, draw, noise=noise_of(flow), noise_std=noise_std).x
     return x.reshape(1, *flow.data_shape).to(next(flow.parameters()))
 
 

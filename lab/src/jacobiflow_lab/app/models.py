@@ -12,14 +12,11 @@ from typing import Any
 import torch
 
 from jacobiflow.core.method import INITS
-from jacobiflow.core.noise import Noise
-from jacobiflow.core.pictures import as_images
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.flows.checkpoint import bundled_names, load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.plans import PLANS
-from jacobiflow.training.recipe import Recipe, recipe_names
 from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
 
 MAX_SAMPLES = 64  # per request
@@ -72,7 +69,7 @@ def unsupported(flow: Flow) -> str | None:
     """The reason why the page cannot show this flow, or None."""
     if flow.context_features:
         return "it needs context, which the page cannot give: use flow.sample in Python"
-    if as_images(torch.empty(1, *flow.data_shape)) is None:
+    if flow.image_shape is None:
         return "its samples are not images: use jacobiflow sample"
     return None
 
@@ -85,15 +82,6 @@ def max_samples(flow: Flow) -> int:
     64
     """
     return min(MAX_SAMPLES, max(1, MAX_NUMBERS // math.prod(flow.data_shape)))
-
-
-def training_noise(flow: Flow) -> Noise:
-    """The noise that training adds to images: that of the model's recipe, else Gaussian or none."""
-    for name in recipe_names():
-        recipe = Recipe.load(name)
-        if recipe.model == flow.config:
-            return recipe.training.noise
-    return "gaussian" if getattr(flow.config, "noise_std", 0.0) else "none"
 
 
 # Checks of values. A field can be empty, and not only the page sends requests.
@@ -151,12 +139,3 @@ def chosen_labels(values: object, flow: Flow) -> list[int]:
     if len(given) > count or any(str(value) not in names for value in given):
         raise UserError(f"Labels: choose at most {count} from 0 to {count - 1}")
     return [int(str(value)) for value in given]
-
-
-def cycled(labels: list[int], n: int) -> dict[str, Any]:
-    """The decoder's `labels` argument for n samples: the labels in turn, or nothing if there are none.
-
-    >>> cycled([3, 5], 3)["labels"].tolist()
-    [3, 5, 3]
-    """
-    return {"labels": torch.tensor(labels)[torch.arange(n) % len(labels)]} if labels else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 import warnings
@@ -194,16 +193,13 @@ def chosen(args: Args, flow: Flow) -> tuple[str, ...]:
 
 def load_data(args: Args, flow: Flow) -> Images:
     """Real images in the shape that the flow takes."""
-    shape = flow.data_shape
-    if len(shape) == 1:
-        side = math.isqrt(shape[0])
-        if side**2 != shape[0]:
-            raise ValueError(f"--data: samples of {shape[0]} numbers are not images")
-        shape = (1, side, side)
+    if flow.image_shape is None:
+        raise ValueError(f"--data: samples of shape {list(flow.data_shape)} are not images")
+    channels, side, _ = flow.image_shape
     classes = flow.num_classes if args.labels != "none" else 0
     config = DataConfig(source=args.data)
-    compare(config, Survey(0, ((shape[1], shape[1]),), shape[0], flow.num_classes))
-    train, held = load_images(config, image_size=shape[1], channels=shape[0], num_classes=classes)
+    compare(config, Survey(0, ((side, side),), channels, flow.num_classes))
+    train, held = load_images(config, image_size=side, channels=channels, num_classes=classes)
     found = train if args.split == "train" else held
     if int(found.pixels.max()) <= 1:
         raise ValueError(f"--data {args.data}: no pixel is above 1: store pixels from 0 to 255")

@@ -14,7 +14,6 @@ from torch import Tensor
 import jacobiflow
 from jacobiflow.core.method import Plan
 from jacobiflow.core.noise import Noise
-from jacobiflow.core.pictures import as_images
 from jacobiflow.core.processes import World
 from jacobiflow.data.sources import Images
 from jacobiflow.flows.flow import Flow
@@ -86,8 +85,7 @@ def evaluate(
     network: another network than the FID Inception. clip: a path or hub id, for clip-iqa.
     world: many processes share the work by index, and each returns the same report.
     """
-    check_request(metrics, data, clip, samples=samples, real=real)
-    if as_images(torch.zeros(1, *flow.data_shape)) is None and _needs(select(metrics), *IMAGE_NEEDS):
+    if flow.image_shape is None and _needs(select(metrics), *IMAGE_NEEDS):
         names = ", ".join(name for name, metric in METRICS.items() if not _needs([metric], *IMAGE_NEEDS))
         raise MetricError(f"samples of shape {list(flow.data_shape)} are not images: use {names}")
     sampling = Sampling(

@@ -19,6 +19,7 @@ from jacobiflow.core.results import Decoded
 from jacobiflow.data.sources import Images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
+from jacobiflow.jobs.sampling import labels_in_turn
 from jacobiflow_lab.metrics.distributed_map import DistributedMap
 from jacobiflow_lab.metrics.inception import Network, as_pixels, features, load_inception
 from jacobiflow_lab.metrics.metric import Evidence, Metric, MetricError, Score
@@ -56,21 +57,19 @@ class Sampling:
         """Whether there is noise of training to remove, and it is removed."""
         return self.denoise and bool(getattr(self.flow.config, "noise_std", 0.0))
 
-    def condition(self, start: int, count: int) -> dict[str, Any]:
-        """The labels of samples from number `start` on, as an argument; nothing if there are none."""
-        cycle = torch.tensor(self.label_cycle)
-        return {"labels": cycle[torch.arange(start, start + count) % len(cycle)]} if len(cycle) else {}
-
     def decode(self, start: int, count: int, *, check: bool = False) -> Decoded:
         """Samples from number `start` on; sample i depends on (seed, i) only."""
         z = self.flow.noise(count, self.seed, start=start)
-        options = self.condition(start, count) | {"guidance": self.guidance, "check": check}
-        return self.flow.decode(z, self.plan, warn=False, **options)  # non-finite samples are reported later
+        labels = labels_in_turn(self.label_cycle, range(start, start + count))
+        # Samples that are not finite are reported later.
+        return self.flow.decode(z, self.plan, labels=labels, guidance=self.guidance, check=check, warn=False)
 
     def __call__(self, start: int, count: int) -> Tensor:
         """Images from number `start` on, [count, C, H, W] in [-1, 1]; not all need be finite."""
         x = self.decode(start, count).x
-        images = as_images(self.flow.denoise(x, **self.condition(start, count)) if self.denoises else x)
+        if self.denoises:
+            x = self.flow.denoise(x, labels_in_turn(self.label_cycle, range(start, start + count)))
+        images = as_images(x)
         assert images is not None
         return images
 

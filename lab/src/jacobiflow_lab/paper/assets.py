@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.sources import Images, load_images
 from jacobiflow.flows.checkpoint import CONFIG, bundled_names, load
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.maf import MAF
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
 from jacobiflow.training.recipe import Recipe
 from jacobiflow_lab.analysis.sweeps import kept
@@ -96,21 +94,14 @@ def local_recipe(session: Session, model: Model) -> Recipe:
     return replace(recipe, data=replace(recipe.data, source=source))
 
 
-def data_shape(flow: Flow) -> tuple[int, ...]:
-    """Channels, height and width of the images of a flow."""
-    if isinstance(flow, MAF):
-        side = math.isqrt(flow.config.features)
-        return (1, side, side)
-    return flow.data_shape
-
-
 def load_data(session: Session, model: Model, flow: Flow) -> tuple[Images, Images]:
     """Training and test images in the flow's own shape."""
     data = local_recipe(session, model).data
     if data.source.endswith(".npz") and not Path(data.source).exists():
         where = f"is not in {session.data_dir}" if session.data_dir else "is needed"
         raise Missing(f"no data: {data.source} {where}, give its folder with --data-dir")
-    channels, side, _ = data_shape(flow)
+    assert flow.image_shape is not None, "only flows of images have data"
+    channels, side, _ = flow.image_shape
     try:
         return load_images(data, image_size=side, channels=channels, num_classes=flow.num_classes)
     except JacobiflowError as error:

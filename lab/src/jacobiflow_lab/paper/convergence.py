@@ -18,7 +18,7 @@ def run(task: Task) -> Result:
     """The error after each sweep, from zeros as in the paper's algorithm, in float64."""
     n = min(task.scale.analysed, CURVE_SAMPLES)
     z = task.flow.noise(n, task.seed)
-    found = convergence(task.flow, z, init=task.scale.inits[0], double=True, **task.condition(n))
+    found = convergence(task.flow, z, init=task.scale.inits[0], double=True, labels=task.labels(n))
     doc = found.to_dict()
     blocks = doc["blocks"]
     for block in blocks:

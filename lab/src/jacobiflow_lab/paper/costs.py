@@ -24,7 +24,7 @@ def run_sweeps(task: Task) -> Result:
     z, batch = task.flow.noise(n, task.seed), min(task.scale.batches[-1], n)
     found = {
         f"{plan}, {init}" if init else plan: sweeps(
-            task.flow, z, plan, tol=scale.tau, init=init, batch=batch, **task.condition(n)
+            task.flow, z, plan, tol=scale.tau, init=init, batch=batch, labels=task.labels(n)
         )
         for plan in ("selective", "uniform")
         for init in scale.inits
@@ -56,7 +56,7 @@ def run_memory(task: Task) -> Result:
     """Peak memory of decoding a batch of 16, each plan in a process of its own."""
     batch = task.scale.memory_batch
     labels = None if (own := task.labels(batch)) is None else own.tolist()
-    found = memory(task.flow, n=batch, labels=labels, tol=task.scale.tau, seed=task.seed, device=str(task.device))
+    found = memory(task.flow, n=batch, labels=labels, tol=task.scale.tau, seed=task.seed)
     draw = partial(save_memory, found, title=f"{task.model}: memory of decoding")
     picture = task.picture("memory", f"{task.model}: beyond weights and code. Less is better.", draw)
     return Result(data=found.to_dict(), counts={"batch": batch}, pictures=(picture,))
@@ -68,7 +68,7 @@ def run_lengths(task: Task) -> Result:
     for side in task.scale.memory_sides:
         flow = random_flow(task.scale.random[task.model] | {"image_size": side, "blocks": 2})
         task.session.note(f"memory at {flow.sequence_shape[0]} positions")
-        found = memory(flow, n=task.scale.memory_batch, tol=task.scale.tau, device=str(task.device))
+        found = memory(flow.to(task.device), n=task.scale.memory_batch, tol=task.scale.tau)
         peaks = found.to_dict()["peaks"]
         ratio = peaks[2]["mib"] / peaks[0]["mib"] if peaks[0]["mib"] else None
         rows.append({"L": flow.sequence_shape[0], "peaks": peaks, "ratio": ratio})

@@ -15,7 +15,6 @@ from jacobiflow_lab.analysis.plots import save_grids
 from jacobiflow_lab.analysis.runtime import Clock, deviation
 from jacobiflow_lab.lattice import evaluation as ising
 from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
-from jacobiflow_lab.paper.assets import data_shape
 from jacobiflow_lab.paper.sampling import TAU
 from jacobiflow_lab.paper.schema import Doc, Item, Result
 from jacobiflow_lab.paper.session import Task
@@ -71,6 +70,7 @@ def row(name: str, seconds: float, x: Tensor, exact: Tensor, slowest: float) -> 
 def run_mnist(task: Task) -> Result:
     """100 images of the same noise by every method."""
     flow, z = task.flow, task.flow.noise(IMAGES, task.seed)
+    assert flow.image_shape is not None
     found = {name: clock_batches(run, z, IMAGES) for name, run in decoders(flow).items()}
     slowest, exact = found[FULL]
     rows = [
@@ -79,7 +79,7 @@ def run_mnist(task: Task) -> Result:
     ]
     sweeps = [b.sweeps.double().mean().item() for b in flow.decode(z, "selective").stats.blocks]
     # Training saw bit + u - 1 with u uniform in [0, 1): the bit is 1 where that is positive.
-    bits = {name: (x > 0).byte().reshape(-1, *data_shape(flow))[:60] * 255 for name, (_, x) in found.items()}
+    bits = {name: (x > 0).byte().reshape(-1, *flow.image_shape)[:60] * 255 for name, (_, x) in found.items()}
     faster = next(r["speedup"] for r in rows if r["method"] == PAPER)
     shown = {FULL: bits[FULL], f"{PAPER}, {faster:.0f}x": bits[PAPER]}
     caption = "Binary MNIST: the same noise by both. MAFs of this kind draw poorly."

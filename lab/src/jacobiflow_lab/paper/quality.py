@@ -19,7 +19,6 @@ from jacobiflow_lab.metrics.distributed_map import DistributedMap
 from jacobiflow_lab.metrics.evaluation import choose
 from jacobiflow_lab.metrics.metric import Evidence
 from jacobiflow_lab.metrics.samples import SampleFeatures, Sampling, Scorers, collect, results
-from jacobiflow_lab.paper.assets import data_shape
 from jacobiflow_lab.paper.sampling import METHODS, PAPER_METHODS, SAMPLES_AT_ONCE, TAU, all_plans
 from jacobiflow_lab.paper.schema import Doc, Item, Result
 from jacobiflow_lab.paper.session import Task
@@ -56,8 +55,8 @@ def look(task: Task, plan: Plan, n: int, *, scored: int = 0, guidance: float = 0
 
 def scorers(task: Task) -> Scorers:
     """The feature network, BRISQUE where images are large enough, and CLIP-IQA where there is a CLIP."""
-    clip = task.session.clip
-    names = ["brisque"] if min(data_shape(task.flow)[1:]) >= MIN_SIDE else []
+    clip, shape = task.session.clip, task.flow.image_shape
+    names = ["brisque"] if shape is not None and min(shape[1:]) >= MIN_SIDE else []
     chosen = [METRICS[name] for name in (*names, *(["clip-iqa"] if clip else []))]
     key = ("scores", len(names))
     scores = task.session.once(key, lambda: Scorers.load(chosen, None, clip, task.device).scores)

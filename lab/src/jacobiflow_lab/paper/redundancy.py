@@ -20,7 +20,7 @@ def run(task: Task) -> Result:
     """Cosine similarity and L2 distance of each block, and pictures, with the o nearest positions masked."""
     n = task.scale.analysed
     z = task.flow.noise(n, task.seed)
-    found = redundancy(task.flow, z, offsets=task.scale.offsets, **task.condition(n))
+    found = redundancy(task.flow, z, offsets=task.scale.offsets, labels=task.labels(n))
     draw = partial(save_redundancy, found, title=f"{task.model}: masked against standard inference")
     caption = (
         f"{task.model}: each block by itself, with exact input; a high similarity and a low distance mean "

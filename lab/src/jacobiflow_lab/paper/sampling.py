@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Method, Plan
-from jacobiflow.core.pictures import as_images
-from jacobiflow_lab.analysis.plots import save_grids, save_rows
+from jacobiflow.core.pictures import as_images, save_strip
+from jacobiflow_lab.analysis.plots import save_grids
 from jacobiflow_lab.metrics import as_pixels
 from jacobiflow_lab.metrics.reconstruction import errors, reconstruct, reconstruction
 from jacobiflow_lab.metrics.samples import Sampling
@@ -121,7 +121,7 @@ def run_reconstruction(task: Task) -> Result:
     original = test.pixels[index[:SHOWN_AGAIN]].float() / 127.5 - 1
     pairs = [("original", original), ("selective", shown["selective"].reshape(original.shape).cpu())]
     title = f"{task.model}: test images, and decoded from their noise at tau {TAU:g}"
-    strips = partial(save_rows, pairs, title=title, shown=SHOWN_AGAIN)
+    strips = partial(save_strip, pairs, title=title, shown=SHOWN_AGAIN)
     caption = f"{task.model}: originals above, reconstructions below."
     picture = task.picture("reconstruction", caption, strips, restricted=task.restricted)
     return Result(data={"tau": TAU, "rows": rows}, counts={"images": n}, pictures=(picture,))

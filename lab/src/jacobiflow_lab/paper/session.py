@@ -14,7 +14,8 @@ from jacobiflow.core.method import Init, Plan
 from jacobiflow.data.sources import Images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.weights import digest
+from jacobiflow.jobs.manifest import fingerprint
+from jacobiflow.jobs.sampling import labels_in_turn
 from jacobiflow_lab.paper.assets import load_data, load_flow, training_run
 from jacobiflow_lab.paper.models import MODELS, Model, Scale
 from jacobiflow_lab.paper.schema import Picture
@@ -109,13 +110,8 @@ class Task:
     def labels(self, n: int, classes: int | None = None) -> Tensor | None:
         """The labels of n samples of the model, or of a flow with so many classes; None for an unconditional one."""
         known = range(self.flow.num_classes if classes is None else classes)
-        cycle = torch.tensor(known if self.session.labels is None else self.session.labels)
-        return cycle[torch.arange(n) % len(cycle)].to(self.device) if len(cycle) else None
-
-    def condition(self, n: int) -> dict[str, Any]:
-        """The labels of n samples as keyword arguments of `Flow.decode`."""
-        labels = self.labels(n)
-        return {} if labels is None else {"labels": labels}
+        labels = labels_in_turn(known if self.session.labels is None else self.session.labels, range(n))
+        return None if labels is None else labels.to(self.device)
 
     def samples(self) -> int:
         """Samples scored per method: --samples, else the scale's, else as many as there are images."""
@@ -134,4 +130,4 @@ class Task:
 
     def weights(self) -> str:
         """The digest of the model's weights."""
-        return digest(self.flow.state_dict(), self.flow.family, repr(self.flow.config))
+        return fingerprint(self.flow)

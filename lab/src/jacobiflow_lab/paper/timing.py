@@ -28,7 +28,7 @@ def measure(task: Task) -> list[list[Doc]]:
             task.session.note(f"{task.model}: timing batches of {batch}, {backend or 'fastest backend'}")
             plans = all_plans(task, batch, methods)
             options: dict[str, Any] = {"runs": scale.runs, "repeats": scale.repeats, "seed": task.seed}
-            options |= {"backend": backend, "plain": backend == "torch"} | task.condition(batch)
+            options |= {"backend": backend, "plain": backend == "torch", "labels": task.labels(batch)}
             found.append(runtimes(task.flow, batch, plans, **options))
     return found
 
