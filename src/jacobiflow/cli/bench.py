@@ -13,9 +13,10 @@ import tyro
 
 from jacobiflow import __version__
 from jacobiflow.cli import options as cli
+from jacobiflow.core.arguments import as_int
 from jacobiflow.core.hardware import processor_name
 from jacobiflow.core.pictures import save_strip
-from jacobiflow.core.progress import steps
+from jacobiflow.core.progress import note, steps
 from jacobiflow.core.tables import counted, table, terminal_width
 from jacobiflow.flows.checks import remedy
 from jacobiflow.flows.compare import MOST_RUNS, NOISY, Row, compare
@@ -58,8 +59,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 1 if samples are not finite."""
     args = cli.parse(Args, argv, command="bench")
     names = args.plan or tuple(dict.fromkeys(("selective", args.decoding.default_plan)))
-    cli.check_range("--batch", min(args.batch, default=0))
-    cli.check_range("--repeats", args.repeats)
+    as_int("--batch", min(args.batch, default=0), 1)
+    as_int("--repeats", args.repeats, 1)
     if not args.seconds > 0:
         raise ValueError(f"--seconds must be above 0, not {args.seconds:g}")
     args.decoding.check(names)
@@ -78,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         plans = [PLAIN, *plans]
     cli.make_folder(args.out, FILES, force=args.force)
     z = flow.noise(largest, args.decoding.seed)
-    cli.note(f"timing {counted(len(plans), 'plan')}: this stops repeating after {args.seconds:g} s")
+    note(f"timing {counted(len(plans), 'plan')}: this stops repeating after {args.seconds:g} s")
     with steps("timing") as show_step:
         rows, outs = compare(
             flow,

@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import re
-import sys
 import textwrap
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -20,8 +19,10 @@ import torch
 import tyro
 
 from jacobiflow.core import records
+from jacobiflow.core.arguments import as_int
 from jacobiflow.core.files import write_text
 from jacobiflow.core.method import Init
+from jacobiflow.core.progress import note
 from jacobiflow.core.tables import terminal_width
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.checks import describe
@@ -62,7 +63,7 @@ class FlowOptions:
     def find_device(self) -> torch.device:
         """The device; raises if it or --threads cannot be used."""
         if self.threads is not None:
-            check_range("--threads", self.threads, 1024)
+            as_int("--threads", self.threads, 1, 1024)
         return pick_device(self.device)
 
     def load(self, instead: str) -> Flow:
@@ -97,8 +98,7 @@ class DecodingOptions:
 
     def check(self, plans: Sequence[str]) -> None:
         """Raise if --seed is negative, or --tol and --init do not apply to the plans."""
-        if self.seed < 0:
-            raise ValueError(f"--seed must be 0 or more, not {self.seed}")
+        as_int("--seed", self.seed)
         if self.max_deviation is not None and "auto" not in plans:
             raise ValueError("--max-deviation is for plan auto: leave it out, or leave out --plan")
         own = next((plan for plan in plans if plan not in ("sequential", *SWEPT)), None)
@@ -219,14 +219,6 @@ def label_cycle(text: str | None, classes: int, names: Sequence[str] = ()) -> tu
     return tuple(labels)
 
 
-def check_range(name: str, value: int, most: int | None = None) -> None:
-    """Raise unless 1 <= value <= most."""
-    if value < 1:
-        raise ValueError(f"{name} must be 1 or more, not {value}")
-    if most is not None and value > most:
-        raise ValueError(f"{name} must be {most:,} or less, not {value}")
-
-
 def pick_device(name: str) -> torch.device:
     """A device by name, checked by using it; "auto" is CUDA where there is one."""
     if name == "auto":
@@ -285,8 +277,3 @@ def exit_status(command: str, nonfinite: int, n: int, advice: str) -> int:
     if nonfinite:
         note(f"jacobiflow {command}: {describe(nonfinite, n, advice)}")
     return int(nonfinite > 0)
-
-
-def note(text: str) -> None:
-    """A line about progress, on standard error."""
-    print(text, file=sys.stderr, flush=True)

@@ -15,9 +15,11 @@ import torch
 import tyro
 
 from jacobiflow.cli import options as cli
+from jacobiflow.core.arguments import as_int
 from jacobiflow.core.files import write_bytes
 from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.pictures import SHOWN, as_images, save_images
+from jacobiflow.core.progress import note
 from jacobiflow.core.results import Status
 from jacobiflow.flows.checks import PROBES, remedy
 from jacobiflow.flows.flow import Flow
@@ -77,7 +79,7 @@ class Args:
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 1 if samples are not finite."""
     args = cli.parse(Args, argv, command="sample")
-    cli.check_range("-n", args.n)
+    as_int("-n", args.n, 1)
     args = replace(args, plan=args.plan or args.decoding.default_plan)
     args.decoding.check([args.plan or ""])
     large = args.job.format is not None or LARGE_JOB <= args.n <= MAX_JOB
@@ -154,11 +156,11 @@ def draw_large(args: Args) -> int:
     if args.check:
         raise ValueError("--check is for samples in memory: leave it out, or draw fewer without --format")
     if args.job.batch != "auto":
-        cli.check_range("--batch", args.job.batch)
+        as_int("--batch", args.job.batch, 1)
     if args.job.shard is not None:
-        cli.check_range("--shard", args.job.shard, 100_000)
+        as_int("--shard", args.job.shard, 1, 100_000)
     device = args.flow.find_device()
-    outcome = run(args.flow.model, args.out, device, partial(settings, args), cli.note)
+    outcome = run(args.flow.model, args.out, device, partial(settings, args), note)
     if outcome is None:  # the first process reports
         return 0
     job = outcome.job

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from jacobiflow.cli import options as cli
+from jacobiflow.core.arguments import as_int
 from jacobiflow.core.method import Plan
 from jacobiflow.core.progress import steps
 from jacobiflow.core.tables import table
@@ -49,7 +50,7 @@ class Args:
 def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = cli.parse(Args, argv, command="tune")
-    cli.check_range("--batch", args.batch)
+    as_int("--batch", args.batch, 1)
     folder = Path(args.flow.model)
     if args.save and not folder.is_dir():
         raise ValueError(f"--save: {args.flow.model} is not a checkpoint folder, leave it out")

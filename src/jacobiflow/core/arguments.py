@@ -12,11 +12,11 @@ from reprlib import repr as short
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Labels = int | Sequence[int] | npt.NDArray[np.integer[Any]] | Tensor  # one for all samples, or one each
+Array = np.ndarray[Any, np.dtype[np.integer[Any]]]  # importing numpy.typing takes its time
+Labels = int | Sequence[int] | Array | Tensor  # one for all samples, or one each
 
 
 def as_int(name: str, value: Any, least: int = 0, most: int | None = None) -> int:

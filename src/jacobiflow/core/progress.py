@@ -18,12 +18,17 @@ LINE = "{n_fmt} of {total_fmt} {unit}s, {pace}, {remaining} left{postfix}"
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {pace}{postfix}]"
 
 
+def note(text: str) -> None:
+    """A line about progress, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
 class _Lines:
     """A file for tqdm that has no carriage returns."""
 
     def write(self, text: str) -> None:
         if text.strip():
-            print(text.strip(), file=sys.stderr, flush=True)
+            note(text.strip())
 
     def flush(self) -> None:
         """Every line is flushed."""
@@ -104,7 +109,7 @@ def steps(verb: str) -> Iterator[Callable[[str], None]]:
         def show(step: str) -> None:
             nonlocal last
             if bar.disable and step.partition(":")[0] != last:
-                print(f"{verb} {step}", file=sys.stderr, flush=True)
+                note(f"{verb} {step}")
             last = step.partition(":")[0]
             bar.set_description_str(f"{verb} {step}")
 
@@ -115,4 +120,4 @@ def steps(verb: str) -> Iterator[Callable[[str], None]]:
 def announce(text: str) -> None:
     """Say on a terminal what is going to take a while, once per process."""
     if sys.stderr.isatty():
-        print(text, file=sys.stderr, flush=True)
+        note(text)

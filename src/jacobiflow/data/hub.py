@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jacobiflow.core.progress import note
 from jacobiflow.core.suggest import pip_install
 from jacobiflow.data.config import VALIDATION, DataConfig, DataError, data_errors
 from jacobiflow.data.decoding import CHUNK, Encoded, Part, Rows
@@ -118,10 +119,10 @@ def _splits(hf: Any, config: DataConfig, path: Path | None) -> dict[str, Callabl
     where, subset = config.source if path is None else str(path), config.subset or None
     pinned = {}
     if path is None:
-        print(f"looking for {config.source} on the Hugging Face hub", file=sys.stderr)
+        note(f"looking for {config.source} on the Hugging Face hub")
         if commit := find_commit(config.source, config.revision):  # all splits are of one commit
             pinned = {"revision": commit}
-            print(f"{config.source} is at commit {commit} (pin it with --data.revision)", file=sys.stderr)
+            note(f"{config.source} is at commit {commit} (pin it with --data.revision)")
     names = hf.get_dataset_split_names(where, subset, **pinned)
     return {name: partial(hf.load_dataset, where, subset, split=name, **pinned) for name in names}
 

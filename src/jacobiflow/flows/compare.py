@@ -118,10 +118,15 @@ def _decode(flow: Flow, z: Tensor, name: str, **options: Any) -> Decoded:
     return Decoded(x=x, log_det=x.new_full((len(x),), math.nan), stats=stats)
 
 
+def deviation(x: Tensor, exact: Tensor) -> dict[str, float]:
+    """The largest and mean |x - exact| over finite numbers; the status tells of samples without a finite answer."""
+    off = (x - exact).abs().double()
+    off = off[off.isfinite()]
+    return {"largest": off.max().item() if len(off) else math.nan, "mean": off.mean().item()}
+
+
 def _row(name: str, outs: dict[str, Decoded], seconds: dict[str, list[float]], base: Sequence[float]) -> Row:
     out, time = outs[name], statistics.median(seconds[name])
-    off = (out.x - outs["sequential"].x).abs().double()
-    off = off[off.isfinite()]  # `status` tells of samples that have no finite answer
     return Row(
         plan=name,
         batch=len(out.x),
@@ -130,8 +135,7 @@ def _row(name: str, outs: dict[str, Decoded], seconds: dict[str, list[float]], b
         speedup=statistics.median(base) / time,
         stable=agree(base, seconds[name]),
         sweeps=tuple(b.sweeps.double().mean().item() for b in out.stats.blocks),
-        largest=off.max().item() if len(off) else math.nan,
-        mean=off.mean().item(),
+        **deviation(out.x, outs["sequential"].x),
         status=out.stats.status.name,
         nonfinite=int(nonfinite_rows(out.x).sum()),
         backend=out.stats.backend or "torch",

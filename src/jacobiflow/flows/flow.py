@@ -120,6 +120,11 @@ class Flow(nn.Module, ABC):
         return ()
 
     @property
+    def noise_std(self) -> float:
+        """The standard deviation of the Gaussian noise of training, which `denoise` removes; 0: none."""
+        return 0.0
+
+    @property
     def context_features(self) -> int:
         """How many numbers of context a row needs; 0: it takes none."""
         return 0
@@ -440,14 +445,13 @@ class Flow(nn.Module, ABC):
 
     def denoise(self, x: Tensor, labels: Labels | None = None) -> Tensor:
         """x + sigma^2 grad log p(x), sigma the noise that the flow was trained with."""
-        sigma = getattr(self.config, "noise_std", 0.0)
-        if not sigma:
+        if not self.noise_std:
             raise ValueError("this flow was trained without Gaussian noise: there is nothing to denoise")
         arguments.tensor("x", x, next(self.parameters()), self.data_shape)
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             (grad,) = torch.autograd.grad(self.log_prob(x, labels).sum(), x)
-        return x.detach() + sigma**2 * grad
+        return x.detach() + self.noise_std**2 * grad
 
     def plan(self, plan: str | Path | Plan | None = None, **options: Any) -> Plan:
         """The Plan that a name, a path, a Plan or None stands for.

@@ -173,6 +173,10 @@ class TarFlow(Flow):
         return self.config.num_classes
 
     @property
+    def noise_std(self) -> float:
+        return self.config.noise_std
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         return self.config.class_names
 

@@ -67,7 +67,7 @@ class Settings:
 
     def check(self, flow: Flow) -> None:
         """Raise if the flow cannot do this, before anything is written."""
-        if self.denoise and not getattr(flow.config, "noise_std", 0.0):
+        if self.denoise and not flow.noise_std:
             raise ValueError("--denoise: this flow was trained without Gaussian noise, leave it out")
         if self.format == "png" and flow.image_shape is None:
             raise ValueError(f"--format png: samples of shape {list(flow.data_shape)} are no images, use npz")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from copy import deepcopy
@@ -26,6 +25,7 @@ from jacobiflow.core.hardware import has_bfloat16
 from jacobiflow.core.locks import Lock
 from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import StopKey, World, peers
+from jacobiflow.core.progress import note
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Batch, prepare
@@ -148,7 +148,7 @@ class Trainer:
             world.share(lambda: self._lock(stack))
             step = self.state.load()
             if step and world.leader:
-                print(f"resuming from step {step:,}", file=sys.stderr, flush=True)
+                note(f"resuming from step {step:,}")
             order = batches(len(self.train), config.batch_size, config.seed, step)
             log = Log(self.out, step, self.total, tensorboard=config.tensorboard) if world.leader else None
             with log or nullcontext(), StopKey() as stop, peers():
@@ -223,7 +223,7 @@ class Trainer:
         config = self.config
         if isinstance(images, Draws):
             return Batch(torch.randn(len(index), *self.flow.latent_shape, generator=draw), None)
-        options: dict[str, Any] = {"noise": config.noise, "noise_std": getattr(self.flow.config, "noise_std", 0.0)}
+        options: dict[str, Any] = {"noise": config.noise, "noise_std": self.flow.noise_std}
         if augment:
             options |= {"flip": config.flip, "label_drop": config.label_drop}
         batch = prepare(images, index, draw, **options)

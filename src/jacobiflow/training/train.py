@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from jacobiflow.core.noise import Noise
 from jacobiflow.core.processes import World
+from jacobiflow.core.progress import note
 from jacobiflow.data.sources import Images, Survey, load_images, survey
 from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.checkpoint import load
@@ -20,7 +20,7 @@ from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.profile import measure_profile
 from jacobiflow.flows.weights import check_size
 from jacobiflow.training.loop import STEPS, Draws, Trainer, TrainingError
-from jacobiflow.training.recipe import Recipe, conversion, image_form, said_of_images
+from jacobiflow.training.recipe import Recipe, image_form, said_of_images
 from jacobiflow.training.state import FILE
 
 PROFILE_SECONDS = 60.0
@@ -29,13 +29,9 @@ PROFILE_SECONDS = 60.0
 def train(recipe: Recipe, out: Path, device: torch.device, world: World, data: Survey | None = None) -> None:
     """Train the flow of a recipe into the folder `out`. data: the images that the recipe was inferred from."""
     check_size(recipe.model.shapes())  # before data is read for it
-    if world.leader and data is not None:
-        _note("\n".join(said_of_images(recipe, data)))
-    elif world.leader and recipe.data.source:
+    if world.leader and recipe.data.source:
         image_form(recipe.model)  # refuses models of other shapes, before data is looked at
-        found = survey(recipe.data)
-        if changed := conversion(recipe, found):
-            _note(f"{recipe.data.source}: {found}: {changed}")
+        note("\n".join(said_of_images(recipe, data or survey(recipe.data))))
     images = load_for(recipe)
     device = world.device(device)
     torch.manual_seed(recipe.training.seed)
@@ -48,15 +44,15 @@ def train(recipe: Recipe, out: Path, device: torch.device, world: World, data: S
         count = sum(p.numel() for p in flow.parameters())
         held = f"{len(images[0]):,} images and {len(images[1]):,} for validation"
         where = f"{world.size} x {device.type}" if world.size > 1 else device.type
-        _note(f"{count:,} parameters, {'no data' if flow.trains_on_noise else held}")
-        _note(f"{trainer.total:,} steps on {where}, into {out}")
+        note(f"{count:,} parameters, {'no data' if flow.trains_on_noise else held}")
+        note(f"{trainer.total:,} steps on {where}, into {out}")
     trainer.run()
     if world.leader:
-        _note("measuring how fast sweeps converge, for plan auto")
+        note("measuring how fast sweeps converge, for plan auto")
         flow = load(out / "model")
         measure(flow, PROFILE_SECONDS)
         flow.save(out / "model")
-        _note(f"done; try: jacobiflow sample {out / 'model'} -n 16 --out samples")
+        note(f"done; try: jacobiflow sample {out / 'model'} -n 16 --out samples")
 
 
 def measure(flow: Flow, seconds: float, progress: Callable[[str], None] = lambda _: None) -> str:
@@ -66,10 +62,6 @@ def measure(flow: Flow, seconds: float, progress: Callable[[str], None] = lambda
     left_out = ["the calibrated first guess"] * (flow.calibration is None)
     left_out += ["the convergence profile"] if entry is None else [entry.left_out] * bool(entry.left_out)
     return " and ".join(left_out)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def build_flow(config: Any, noise: Noise | None = None, names: tuple[str, ...] = ()) -> Flow:

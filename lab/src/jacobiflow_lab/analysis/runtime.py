@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.results import Status
+from jacobiflow.flows.compare import deviation
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.plain_loop import plain_tarflow
 from jacobiflow.flows.tarflow import TarFlow
+from jacobiflow.flows.tune import clock_of
 from jacobiflow.kernels.backend import Backend
 from jacobiflow_lab.analysis.exact_blocks import Note, select_rows
 
@@ -49,7 +49,7 @@ def runtimes(
     first. condition: labels, context, guidance. Of several processes each samples a batch, and all get all
     samples. Noise, denoising and communication do not depend on the plan and are timed once per batch.
     """
-    clean = bool(getattr(flow.config, "noise_std", 0.0)) if denoise is None else denoise
+    clean = flow.noise_std > 0 if denoise is None else denoise
     device = next(flow.parameters()).device
     for plan in {*plans.values(), Plan((Method(max_sweeps=1),) * len(flow.blocks))}:
         z = flow.noise(1, seed)  # a first sample pays for one-time costs
@@ -124,22 +124,13 @@ class Clock:
     """Seconds since it was read the last time, with all work of the device done."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.mark = time.perf_counter()
+        self.read = clock_of(device)
+        self.mark = self.read()
 
     def seconds(self) -> float:
         """Since the last call."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        before, self.mark = self.mark, time.perf_counter()
+        before, self.mark = self.mark, self.read()
         return self.mark - before
-
-
-def deviation(x: Tensor, exact: Tensor) -> dict[str, float]:
-    """The largest and mean distance of samples from sequential decoding, over finite numbers."""
-    off = (x - exact).abs().double()
-    off = off[off.isfinite()]
-    return {"largest": off.max().item() if len(off) else float("nan"), "mean": off.mean().item()}
 
 
 def _processes() -> int:

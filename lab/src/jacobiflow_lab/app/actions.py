@@ -13,6 +13,7 @@ from jacobiflow.core.results import Decoded
 from jacobiflow.flows.compare import MOST_RUNS, Row, compare
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
+from jacobiflow.flows.plans import SWEPT
 from jacobiflow.flows.tune import tune
 from jacobiflow.jobs.sampling import labels_in_turn
 from jacobiflow_lab.analysis.convergence import Convergence, convergence
@@ -78,12 +79,12 @@ def sample(
             plans,
             [n],
             repeats=repeats,
-            options=lambda p: options if p in asked.SWEEP_PLANS else {},
+            options=lambda p: options if p in SWEPT else {},
             condition=condition,
             progress=lambda text: begin(f"decoding {text}"),
         )
         exact, decoded = outs["sequential"].x, outs[name]
-        denoised = bool(denoise) and getattr(flow.config, "noise_std", 0.0) > 0
+        denoised = bool(denoise) and flow.noise_std > 0
         if denoised:
             exact, x = (flow.denoise(x, labels_in_turn(cycle, range(n))) for x in (exact, decoded.x))
             decoded = replace(decoded, x=x)

@@ -123,9 +123,9 @@ def _resized(pixels: Pixels, flow: Flow) -> Pixels:
 
 def _as_in_training(pixels: Pixels, flow: Flow) -> Tensor:
     """Pixels [C, H, W] as data [1, ...], with the noise that training adds."""
-    draw, noise_std = torch.Generator().manual_seed(0), getattr(flow.config, "noise_std", 0.0)
+    draw = torch.Generator().manual_seed(0)
     images, first = Images(torch.tensor(pixels)[None]), torch.zeros(1, dtype=torch.long)
-    x = prepare(images, first, draw, noise=noise_of(flow), noise_std=noise_std).x
+    x = prepare(images, first, draw, noise=noise_of(flow), noise_std=flow.noise_std).x
     return x.reshape(1, *flow.data_shape).to(next(flow.parameters()))
 
 

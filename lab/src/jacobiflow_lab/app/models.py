@@ -16,7 +16,7 @@ from jacobiflow.core.results import JacobiflowError
 from jacobiflow.flows.checkpoint import bundled_names, load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.plans import PLANS
+from jacobiflow.flows.plans import PLANS, SWEPT
 from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
 
 MAX_SAMPLES = 64  # per request
@@ -25,7 +25,6 @@ MAX_RUNS = 60
 MAX_SEED = 2**32 - 1
 MAX_TOL = 10
 MAX_GUIDANCE = 10
-SWEEP_PLANS = ("uniform", "selective")  # the plans that take a tolerance and a first guess
 TEXTS = tomllib.loads(files(__package__).joinpath("texts.toml").read_text(encoding="utf-8"))
 
 
@@ -117,7 +116,7 @@ def choice(value: object, name: str, options: Sequence[str]) -> str:
 def chosen_plan(plan: object, tol: object, init: object) -> tuple[str, dict[str, Any]]:
     """A plan's name and its options. Visitors cannot name plan files."""
     name = choice(plan, "Plan", PLANS)
-    if name not in SWEEP_PLANS:
+    if name not in SWEPT:
         return name, {}
     return name, {"tol": number(tol, "Tolerance", 0, MAX_TOL), "init": choice(init, "First guess", INITS)}
 

@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from jacobiflow.flows.compare import MOST_RUNS
-from jacobiflow.flows.plans import PLANS
+from jacobiflow.flows.plans import PLANS, SWEPT
 from jacobiflow_lab.analysis.trajectory import Walk
 from jacobiflow_lab.app import actions, views
 from jacobiflow_lab.app import components as parts
@@ -19,7 +19,7 @@ from jacobiflow_lab.app.actions import SampleResult
 from jacobiflow_lab.app.components import LOOK, Look, status_line
 from jacobiflow_lab.app.gate import KEEP_SECONDS, is_upload
 from jacobiflow_lab.app.invert import invert
-from jacobiflow_lab.app.models import SWEEP_PLANS, TEXTS, ModelRegistry, UserError, max_samples
+from jacobiflow_lab.app.models import TEXTS, ModelRegistry, UserError, max_samples
 from jacobiflow_lab.app.visitors import MAX_VISITORS, MAX_WAITING, Monitor, Visitors
 
 State = tuple[SampleResult, Walk]  # samples, and the steps of one block
@@ -72,7 +72,7 @@ class Tabs:
             "tol": {"value": flow.default_tol},
             "init": {"choices": list(flow.inits), "value": flow.inits[0]},
             "guidance": {"value": 0, "visible": bool(labels)},
-            "denoise": {"value": False, "visible": getattr(flow.config, "noise_std", 0.0) > 0},
+            "denoise": {"value": False, "visible": flow.noise_std > 0},
             "labels": {"choices": classes, "value": [i for _, i in classes[:10]], "visible": bool(labels)},
             "invert-label": {"choices": [("none", ""), *classes], "value": "", "visible": bool(labels)},
             "labelled": {"value": bool(labels), "visible": bool(labels)},
@@ -104,7 +104,7 @@ class Tabs:
                 gr.Textbox(f"{name}: {reason}", label="Not offered", interactive=False)
 
         def show(plan: str) -> list[Any]:
-            return [gr.update(visible=plan in SWEEP_PLANS)] * 2
+            return [gr.update(visible=plan in SWEPT)] * 2
 
         plan.input(show, plan, swept, **LOOK)
 

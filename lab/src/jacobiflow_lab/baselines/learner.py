@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from jacobiflow.core.noise import row_noise
 from jacobiflow.core.results import JacobiflowError
-
-EMA_WARMUP_STEPS = 10  # over which the average forgets the initial weights
+from jacobiflow.training.loop import decay_of_average
 
 
 class BaselineError(JacobiflowError, ValueError):
@@ -66,7 +65,7 @@ class Learner(ABC):
         losses = self.learn(x, draw)
         if not all(math.isfinite(value) for value in losses.values()):
             raise BaselineError(f"the losses are {losses} at step {number}: use a lower lr and a new folder")
-        keep = min(self.config.ema, (1 + number) / (EMA_WARMUP_STEPS + number))
+        keep = decay_of_average(number, self.config.ema)
         with torch.no_grad():
             theirs = self.live().state_dict()
             for name, mine in self.average.state_dict().items():

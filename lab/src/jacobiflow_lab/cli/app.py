@@ -8,7 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from jacobiflow.cli.options import note, parse, pick_device
+from jacobiflow.cli.options import parse, pick_device
+from jacobiflow.core.progress import note
 from jacobiflow.core.suggest import pip_install
 from jacobiflow_lab.app.models import UserError
 

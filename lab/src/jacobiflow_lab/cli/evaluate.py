@@ -19,13 +19,13 @@ import jacobiflow
 from jacobiflow.cli.options import (
     GuidanceOptions,
     label_cycle,
-    note,
     parse,
     pick_device,
     refuse_context,
     report,
 )
 from jacobiflow.core.processes import World, leave_process_group
+from jacobiflow.core.progress import note
 from jacobiflow.core.results import Decoded
 from jacobiflow.core.suggest import did_you_mean
 from jacobiflow.core.tables import table

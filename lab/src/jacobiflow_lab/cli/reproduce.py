@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jacobiflow.cli.options import make_folder, note, parse, pick_device, report
+from jacobiflow.cli.options import make_folder, parse, pick_device, report
 from jacobiflow.core.processes import World
+from jacobiflow.core.progress import note
 from jacobiflow.core.tables import listing, table, terminal_width
 from jacobiflow.training.train import train
 from jacobiflow_lab.baselines import train_baseline

@@ -44,13 +44,13 @@ def noise_of(flow: Flow) -> Noise:
     An older config does not say: it is Gaussian with a noise_std, otherwise taken for "dequantize".
     """
     recorded: Noise | None = flow.config.noise
-    return recorded or ("gaussian" if getattr(flow.config, "noise_std", 0.0) else "dequantize")
+    return recorded or ("gaussian" if flow.noise_std else "dequantize")
 
 
 @torch.no_grad()
 def bits(flow: Flow, images: Images, index: Tensor, *, noise: Noise, seed: int = 0) -> Tensor:
     """Bits per dimension of images number `index`; the noise added to image i depends on (seed, i) only."""
-    std, like = float(getattr(flow.config, "noise_std", 0.0)), next(flow.parameters())
+    std, like = flow.noise_std, next(flow.parameters())
     if noise == "gaussian" and not std:
         raise MetricError("bpd: this flow was trained without Gaussian noise: use dequantize, binary or none")
     parts = [prepare(images, i[None], _generator(seed, int(i)), noise=noise, noise_std=std) for i in index]
@@ -69,7 +69,7 @@ def _generator(seed: int, i: int) -> torch.Generator:
 def bits_per_dim(values: Tensor, flow: Flow, noise: Noise) -> BitsPerDim:
     """The mean over images of `bits` [N]."""
     mean = mean_and_error("bpd", values)
-    note = NOTES[noise].format(std=float(getattr(flow.config, "noise_std", 0.0)))
+    note = NOTES[noise].format(std=flow.noise_std)
     return BitsPerDim(**mean, noise=noise, note=note, not_finite=len(values) - mean["images"])
 
 

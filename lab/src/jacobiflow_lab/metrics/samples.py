@@ -55,7 +55,7 @@ class Sampling:
     @property
     def denoises(self) -> bool:
         """Whether there is noise of training to remove, and it is removed."""
-        return self.denoise and bool(getattr(self.flow.config, "noise_std", 0.0))
+        return self.denoise and self.flow.noise_std > 0
 
     def decode(self, start: int, count: int, *, check: bool = False) -> Decoded:
         """Samples from number `start` on; sample i depends on (seed, i) only."""
@@ -66,12 +66,8 @@ class Sampling:
 
     def __call__(self, start: int, count: int) -> Tensor:
         """Images from number `start` on, [count, C, H, W] in [-1, 1]; not all need be finite."""
-        x = self.decode(start, count).x
-        if self.denoises:
-            x = self.flow.denoise(x, labels_in_turn(self.label_cycle, range(start, start + count)))
-        images = as_images(x)
-        assert images is not None
-        return images
+        labels = labels_in_turn(self.label_cycle, range(start, start + count))
+        return pictures(self.flow, self.decode(start, count).x, labels, denoise=self.denoise)
 
     def describe(self) -> dict[str, Any]:
         """The settings, for a report."""
@@ -81,6 +77,13 @@ class Sampling:
             "guidance": asdict(self.guidance) if self.guidance.weight else 0.0,
             "denoise": self.denoises,
         }
+
+
+def pictures(flow: Flow, x: Tensor, labels: Tensor | None, *, denoise: bool = True) -> Tensor:
+    """Samples as images [N, C, H, W] in [-1, 1], without the noise of training if there was any."""
+    images = as_images(flow.denoise(x, labels) if denoise and flow.noise_std else x)
+    assert images is not None, "only flows of images are sampled as pictures"
+    return images
 
 
 @dataclass(frozen=True)

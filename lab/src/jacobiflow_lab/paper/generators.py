@@ -88,7 +88,7 @@ def run(task: Task) -> Result:
         except (Missing, BaselineError) as error:
             rows.append({"method": label, "missing": str(error)})
             continue
-        sample = partial(sampled, task, baseline)
+        sample = partial(_sample, baseline, task.seed)
         found = size(task, kind, baseline) | seconds(task, sample, batch) | scores(task, known, sample, n)
         rows.append({"method": label} | found)
         shown[label] = as_pixels(sample(0, SHOWN))
@@ -106,9 +106,8 @@ def run(task: Task) -> Result:
     )
 
 
-def sampled(task: Task, baseline: TrainedBaseline, start: int, count: int) -> Tensor:
-    """Pictures of a baseline from number `start` on."""
-    return baseline.sample(count, seed=task.seed, start=start)
+def _sample(baseline: TrainedBaseline, seed: int, start: int, count: int) -> Tensor:
+    return baseline.sample(count, seed=seed, start=start)
 
 
 def size(task: Task, kind: Kind, baseline: TrainedBaseline) -> Doc:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Plan
+from jacobiflow.flows.compare import deviation
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.plots import save_grids
-from jacobiflow_lab.analysis.runtime import Clock, deviation
+from jacobiflow_lab.analysis.runtime import Clock
 from jacobiflow_lab.lattice import evaluation as ising
 from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
 from jacobiflow_lab.paper.sampling import TAU

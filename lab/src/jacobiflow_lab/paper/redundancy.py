@@ -9,7 +9,7 @@ from jacobiflow.core.pictures import as_images
 from jacobiflow_lab.analysis.plots import save_masked, save_redundancy
 from jacobiflow_lab.analysis.redundancy import Masked, Redundancy, redundancy
 from jacobiflow_lab.metrics import as_pixels, features, load_inception, paired_distance
-from jacobiflow_lab.paper.sampling import denoise
+from jacobiflow_lab.metrics.samples import pictures
 from jacobiflow_lab.paper.schema import Doc, Item, Result
 from jacobiflow_lab.paper.session import Task
 
@@ -27,17 +27,17 @@ def run(task: Task) -> Result:
         "redundancy. Above, the keys of the o nearest predecessors are dropped from the attention; below, no "
         "information from them gets through."
     )
-    pictures, rows = [task.picture("redundancy", caption, draw)], list[Doc]()
+    drawn, rows = [task.picture("redundancy", caption, draw)], list[Doc]()
     if as_images(found.exact) is not None:
         cleaned = clean(task, found)
         for variant in dict.fromkeys(m.variant for m in found.masked):
             title = f"{task.model}: the o nearest predecessors masked ({variant})"
             masked = partial(save_masked, cleaned, variant=variant, title=title, shown=SHOWN)
             options = {"restricted": task.restricted, "section": "masked"}
-            pictures.append(task.picture(f"masked-{variant}", title + ".", masked, **options))
+            drawn.append(task.picture(f"masked-{variant}", title + ".", masked, **options))
         rows = distances(task, cleaned) if task.session.features else []
     data = found.to_dict() | {"rows": rows, "deviation": first_beside_others(found.masked)}
-    return Result(data=data, counts={"samples": n, "shown": min(SHOWN, n)}, pictures=tuple(pictures))
+    return Result(data=data, counts={"samples": n, "shown": min(SHOWN, n)}, pictures=tuple(drawn))
 
 
 def first_beside_others(masked: tuple[Masked, ...]) -> Doc | None:
@@ -59,7 +59,8 @@ def clean(task: Task, found: Redundancy) -> Redundancy:
     """The same with denoised pictures, black where they are not finite."""
     labels = task.labels(found.samples)
     exact, *masked = (
-        denoise(task, x.nan_to_num(-1.0).clamp(-2, 2), labels) for x in (found.exact, *(m.x for m in found.masked))
+        pictures(task.flow, x.nan_to_num(-1.0).clamp(-2, 2), labels)
+        for x in (found.exact, *(m.x for m in found.masked))
     )
     every = zip(found.masked, masked, strict=True)
     return replace(found, exact=exact, masked=tuple(replace(m, x=x) for m, x in every))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Method, Plan
-from jacobiflow.core.pictures import as_images, save_strip
+from jacobiflow.core.pictures import save_strip
 from jacobiflow_lab.analysis.plots import save_grids
 from jacobiflow_lab.metrics import as_pixels
 from jacobiflow_lab.metrics.reconstruction import errors, reconstruct, reconstruction
@@ -67,15 +67,6 @@ def draw(task: Task, plan: Plan, n: int) -> Tensor:
     sampling = Sampling(flow=task.flow, plan=plan, guidance=guidance, seed=task.seed)
     starts = range(0, n, SAMPLES_AT_ONCE)
     return torch.cat([sampling(start, min(SAMPLES_AT_ONCE, n - start)) for start in starts])
-
-
-def denoise(task: Task, x: Tensor, labels: Tensor | None) -> Tensor:
-    """Samples as images [N, C, H, W] in [-1, 1], denoised if training added noise."""
-    if getattr(task.flow.config, "noise_std", 0.0):
-        x = task.flow.denoise(x, labels)
-    images = as_images(x)
-    assert images is not None, "only flows of images are sampled as pictures"
-    return images
 
 
 def to_pixels(x: Tensor) -> Tensor:
