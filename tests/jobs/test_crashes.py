@@ -130,14 +130,20 @@ def test_torchrun_restarts_resume(flow: Any, zygote: Zygote, tmp_path: Path, ran
     assert files(out) == files(whole)
 
 
+def begun(zygote: Zygote, out: Path, *command: object) -> list[int]:
+    """Two processes of a job that has made its first shard."""
+    pids = zygote.start(*command, processes=2)
+    with impatience() as wait:
+        while records(out) < 1:
+            wait()
+    return pids
+
+
 @pytest.mark.slow
 def test_other_runs_while_one_is_at_work(flow: Any, zygote: Zygote, tmp_path: Path) -> None:
     """A second job is refused; Ctrl-C ends the first at a shard's end, in both of its processes."""
     out, endless = tmp_path / "out", (*LONG, "-n", 90_000, "--out", tmp_path / "out")
-    pids = zygote.start("sample", flow[1], *endless, processes=2)
-    with impatience() as wait:
-        while records(out) < 1:
-            wait()
+    pids = begun(zygote, out, "sample", flow[1], *endless)
     first, zygote.log = zygote.log, tmp_path / "second"
     assert ends(zygote, zygote.start("sample", flow[1], *endless)) == [2]
     assert zygote.log.read_text().startswith(f"jacobiflow sample: {out} is in use by process {pids[0]} on ")
@@ -154,10 +160,7 @@ def test_other_runs_while_one_is_at_work(flow: Any, zygote: Zygote, tmp_path: Pa
 def test_processes_that_lose_their_first(flow: Any, zygote: Zygote, tmp_path: Path) -> None:
     """Those that are left finish what they have begun, and say so; what is refused is told once."""
     out, flags = tmp_path / "out", (*LONG, "-n", 100, "--out", tmp_path / "out")
-    pids = zygote.start("sample", flow[1], *flags, processes=2)
-    with impatience() as wait:
-        while records(out) < 1:
-            wait()
+    pids = begun(zygote, out, "sample", flow[1], *flags)
     os.kill(pids[0], signal.SIGKILL)
     killed, left = ends(zygote, pids)
     if killed:  # else it was too late

@@ -34,6 +34,7 @@ from jacobiflow.training.recipe import Recipe
 
 LONG = ("--training.epochs", "24", "--training.ema", "0.9", "--model.volume-preserving")  # 120 steps
 PATIENCE = 300  # seconds
+BEGINNING = (" images, ", "images are ", "model: ", " parameters, ", " steps")  # what a run says before it fails
 
 
 @contextmanager
@@ -435,16 +436,23 @@ def test_two_processes_are_as_good_as_one(recipe, train, tmp_path):
     assert "warning" not in text
 
 
+@contextmanager
+def pair(recipe, out):
+    """Two processes of a training that has taken 20 steps."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": 2}
+    line = command(recipe, out, *LONG)
+    with started(*line, **meeting, RANK=0) as leader, started(*line, **meeting, RANK=1) as other:
+        wait_for(out, 20, leader)
+        yield leader, other
+
+
 @pytest.mark.slow
 def test_two_processes_stop_together_and_one_goes_on(undisturbed, recipe, train, tmp_path):
     """With averaged weights, and a prior variance that is tracked over both shares of a batch."""
     whole, entries = undisturbed
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": 2}
-    line = command(recipe, tmp_path, *LONG)
-    with started(*line, **meeting, RANK=0) as leader, started(*line, **meeting, RANK=1) as other:
-        wait_for(tmp_path, 20, leader)
+    with pair(recipe, tmp_path) as (leader, other):
         other.send_signal(signal.SIGINT)
         _, text = leader.communicate(timeout=PATIENCE)
         assert (other.wait(PATIENCE), leader.returncode) == (0, 2), text
@@ -465,17 +473,12 @@ def test_two_processes_stop_together_and_one_goes_on(undisturbed, recipe, train,
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_loses_another_ends_with_one_line(undisturbed, recipe, train, tmp_path, victim):
     _, entries = undisturbed
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": 2}
-    line = command(recipe, tmp_path, *LONG)
-    with started(*line, **meeting, RANK=0) as leader, started(*line, **meeting, RANK=1) as other:
-        wait_for(tmp_path, 20, leader)
+    with pair(recipe, tmp_path) as (leader, other):
         (leader, other)[victim].send_signal(signal.SIGKILL)
         left = (other, leader)[victim]
         _, text = left.communicate(timeout=PATIENCE)
     assert left.returncode == 2, text
-    said = [line for line in text.splitlines() if " steps" not in line and " parameters, " not in line]
+    said = [line for line in text.splitlines() if not any(said in line for said in BEGINNING)]
     assert said == ["jacobiflow train: another process has ended: run the same command again to resume"]
     assert_close(train(tmp_path, *LONG), entries)
 
@@ -537,7 +540,7 @@ def test_the_command_fails_with_one_line(recipe, tmp_path, flags, words):
     with started(*command(recipe, tmp_path, *flags)) as process:
         _, text = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
-    lines = [line for line in text.splitlines() if "parameters," not in line and " steps, " not in line]
+    lines = [line for line in text.splitlines() if not any(said in line for said in BEGINNING)]
     assert len(lines) == 1
     assert lines[0].startswith(words)
 

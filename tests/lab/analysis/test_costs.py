@@ -10,9 +10,9 @@ import torch
 
 import jacobiflow as jf
 from jacobiflow_lab.analysis import memory as memory_module
-from jacobiflow_lab.analysis.memory import MemoryTrialError, memory
+from jacobiflow_lab.analysis.memory import memory
 from jacobiflow_lab.analysis.runtime import runtimes
-from jacobiflow_lab.analysis.sweeps import ProgressError, kept, progress, sweeps
+from jacobiflow_lab.analysis.sweeps import kept, progress, sweeps
 from subjects import subject, tarflow
 
 
@@ -103,7 +103,7 @@ def test_a_cache_may_be_that_of_the_first_block_only(monkeypatch: pytest.MonkeyP
 
 
 def test_a_failed_measurement_says_why() -> None:
-    with pytest.raises(MemoryTrialError, match=r"plan no-such failed: .*no plan is called 'no-such'"):
+    with pytest.raises(jf.JacobiflowError, match=r"plan no-such failed: .*no plan is called 'no-such'"):
         memory(tarflow(0.3), [("no-such", "all")], n=1)
 
 
@@ -135,5 +135,5 @@ def test_progress_goes_through_the_kept_checkpoints_in_order(run_folder: Path) -
 
 def test_a_folder_that_keeps_nothing_is_no_run(tmp_path: Path) -> None:
     assert kept(tmp_path) == []
-    with pytest.raises(ProgressError, match="keep_every"):
+    with pytest.raises(jf.JacobiflowError, match="keep_every"):
         progress(tmp_path)

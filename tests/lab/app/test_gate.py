@@ -285,7 +285,7 @@ def begin_tuning(site: Site, stack: ExitStack) -> None:
     assert site.join("tune", TUNE, session).status_code == 200
     lines = stack.enter_context(site.listen(session)).iter_lines()
     stack.callback(lines.close)  # without a reference the connection would be closed
-    assert any("measuring exact answers" in line for line in lines)
+    assert any("measuring plans" in line for line in lines)
 
 
 def test_a_visitor_who_leaves_frees_the_place(site: Site) -> None:

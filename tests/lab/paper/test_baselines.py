@@ -123,7 +123,7 @@ def test_the_averaged_weights_are_written(images: Images, tmp_path: Path) -> Non
         x = images.pixels[:8].float() / 127.5 - 1
         learner.step(step, x, torch.Generator().manual_seed(step))
     learner.export(tmp_path)
-    held, live = load_baseline("fastgan", tmp_path).generator.state_dict(), learner.live().state_dict()
+    held, live = load_baseline("fastgan", tmp_path).generator.state_dict(), learner.live.state_dict()
     name = "last.weight"
     assert torch.equal(held[name], learner.average.state_dict()[name])
     assert not torch.equal(held[name], live[name])

@@ -343,12 +343,12 @@ def test_baselines_stand_beside_the_flow(
     doc = run("--ddim", "somebody/ddim")
     flow, gan, ddim, shuffled = doc["data"]["rows"]
     assert gan["method"] == "FastGAN"
-    assert "--kind fastgan" in gan["missing"]
+    assert "add --train-missing" in gan["missing"]
     assert flow["samples"] == ddim["samples"] == shuffled["samples"] == 12
     assert all(row["fid"] > 0 for row in (flow, ddim, shuffled))
     assert flow["seconds"] > 0
     assert ddim["seconds"] > 0
-    assert "--kind fastgan" in (out / "report.html").read_text()
+    assert "add --train-missing" in (out / "report.html").read_text()
     assert doc["lacking"] == "no weights of FastGAN"
     # What was measured without one of them is measured again when it is there.
     folder = rooms[0] / "cifar10-cpu-fastgan"

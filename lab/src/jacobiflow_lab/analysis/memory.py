@@ -40,10 +40,6 @@ TRIALS: tuple[tuple[str, Cache], ...] = (
 )
 
 
-class MemoryTrialError(JacobiflowError, RuntimeError):
-    """A measurement whose process failed."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Peak:
     """One plan; bytes."""
@@ -106,7 +102,7 @@ def _in_fresh_process(**options: Any) -> dict[str, Any]:
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise MemoryTrialError(f"measuring memory of plan {options['plan']} failed: {last}")
+        raise JacobiflowError(f"measuring memory of plan {options['plan']} failed: {last}")
     measured: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return measured
 

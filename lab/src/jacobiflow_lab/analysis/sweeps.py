@@ -18,10 +18,6 @@ from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.exact_blocks import Note, Record, select_rows
 
 
-class ProgressError(JacobiflowError, ValueError):
-    """A folder without checkpoints to compare."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class BlockSweeps:
     """One block; sequential decoding counts T - 1, because the first position is given."""
@@ -136,5 +132,5 @@ def progress(
         options["labels"] = labels(flow.num_classes)
         moments.append(Moment(step=step, sweeps=sweeps(flow, flow.noise(n, seed), "uniform", **options)))
     if not moments:
-        raise ProgressError(f"{folder} keeps no checkpoints kept/step-*: train with training.keep_every > 0")
+        raise JacobiflowError(f"{folder} keeps no checkpoints kept/step-*: train with training.keep_every > 0")
     return Progress(moments=tuple(moments))

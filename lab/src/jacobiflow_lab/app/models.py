@@ -53,9 +53,9 @@ class ModelRegistry:
         self.invertible = [n for n, flow in self._flows.items() if not isinstance(flow, LatticeFlow)]
 
     def label_names(self, name: str) -> list[str]:
-        """The names of a model's labels in order: those of its data set, else the numbers."""
+        """The names of a model's labels in order: its own, else those of its data set, else the numbers."""
         numbers = [str(i) for i in range(self[name].num_classes)]
-        words: list[str] = TEXTS["classes"].get(name.partition("-")[0], [])
+        words: list[str] = [*self[name].class_names] or TEXTS["classes"].get(name.partition("-")[0], [])
         return words if len(words) == len(numbers) else numbers
 
     def __getitem__(self, name: object) -> Flow:

@@ -93,10 +93,7 @@ class DDIMLearner(Learner):
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.schedule = config, scheduler()
         model = unet(config).to(device)
-        self.begin(model, torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.99)))
-
-    def live(self) -> Any:
-        return self.model
+        self.begin(model, model, torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.99)))
 
     def learn(self, x: Tensor, draw: torch.Generator) -> dict[str, float]:
         level = torch.randint(LEVELS, (len(x),), generator=draw).to(x.device)

@@ -184,10 +184,7 @@ class FastGANLearner(Learner):
         self.generator, self.discriminator = Generator(config), Discriminator(config)
         model = nn.ModuleDict({"generator": self.generator, "discriminator": self.discriminator}).to(device)
         # One optimizer for both: a step skips weights without a gradient, and only one side has gradients.
-        self.begin(model, torch.optim.Adam(model.parameters(), lr=config.lr, betas=(0.5, 0.999)))
-
-    def live(self) -> nn.Module:
-        return self.generator
+        self.begin(model, self.generator, torch.optim.Adam(model.parameters(), lr=config.lr, betas=(0.5, 0.999)))
 
     def learn(self, x: Tensor, draw: torch.Generator) -> dict[str, float]:
         self.model.train()

@@ -37,25 +37,22 @@ class Learner(ABC):
     config_type: ClassVar[type[Any]]
     config: Any
     model: nn.Module
+    live: nn.Module  # the part of `model` that samples
+    average: nn.Module  # its running mean
     optimizer: torch.optim.Optimizer
-    average: nn.Module  # of the part that samples
 
     @abstractmethod
     def learn(self, x: Tensor, draw: torch.Generator) -> dict[str, float]:
         """One step on images [B, C, H, W] in [-1, 1]. Returns the losses."""
 
     @abstractmethod
-    def live(self) -> nn.Module:
-        """The part of `model` that samples, and that `average` is the running mean of."""
-
-    @abstractmethod
     def export(self, folder: Path) -> None:
         """Write the safetensors and the config that `load` reads."""
 
-    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def begin(self, model: nn.Module, live: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Set the networks and the optimizer, and start to count the seconds of training."""
-        self.model, self.optimizer = model, optimizer
-        self.average = copy.deepcopy(self.live()).eval().requires_grad_(False)
+        self.model, self.live, self.optimizer = model, live, optimizer
+        self.average = copy.deepcopy(live).eval().requires_grad_(False)
         model.register_buffer("seconds", torch.zeros((), dtype=torch.float64))
 
     def step(self, number: int, x: Tensor, draw: torch.Generator) -> dict[str, float]:
@@ -67,7 +64,7 @@ class Learner(ABC):
             raise BaselineError(f"the losses are {losses} at step {number}: use a lower lr and a new folder")
         keep = decay_of_average(number, self.config.ema)
         with torch.no_grad():
-            theirs = self.live().state_dict()
+            theirs = self.live.state_dict()
             for name, mine in self.average.state_dict().items():
                 if mine.is_floating_point():
                     mine.lerp_(theirs[name], 1 - keep)

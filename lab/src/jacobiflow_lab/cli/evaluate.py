@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from torch import Tensor
-from tqdm import tqdm
 
 import jacobiflow
 from jacobiflow.cli.options import (
@@ -25,7 +24,7 @@ from jacobiflow.cli.options import (
     report,
 )
 from jacobiflow.core.processes import World, leave_process_group
-from jacobiflow.core.progress import note
+from jacobiflow.core.progress import note, progress_bar
 from jacobiflow.core.results import Decoded
 from jacobiflow.core.suggest import did_you_mean
 from jacobiflow.core.tables import table
@@ -108,12 +107,7 @@ def help_of_metrics() -> str:
 Args.__doc__ = str(Args.__doc__).replace("{metrics}", help_of_metrics())
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What was measured, as JSON and as text."""
-
-    doc: dict[str, Any]
-    text: str
+Measured = tuple[dict[str, Any], str]  # as JSON and as text
 
 
 def main(argv: Sequence[str]) -> None:
@@ -122,7 +116,7 @@ def main(argv: Sequence[str]) -> None:
     check(args)
     world = World.from_environment()
     try:
-        found = work(args, world)
+        found, text = work(args, world)
     finally:
         leave_process_group()
     if not world.leader:
@@ -138,7 +132,7 @@ def main(argv: Sequence[str]) -> None:
         "threads": torch.get_num_threads(),
         "processes": world.size,
     }
-    report(doc | found.doc, found.text, as_json=args.json)
+    report(doc | found, text, as_json=args.json)
 
 
 def check(args: Args) -> None:
@@ -159,8 +153,8 @@ def work(args: Args, world: World) -> Measured:
     world.share(lambda: ready.append(prepare(args, device)))
     flow, images = ready[0] if world.leader else prepare(args, device)
     names = chosen(args, flow)
-    measured = measure_ising(args, flow, world) if ISING in names else measure(args, flow, images, world)
-    return replace(measured, doc={"metrics": list(names), "device": str(device)} | measured.doc)
+    found, text = measure_ising(args, flow, world) if ISING in names else measure(args, flow, images, world)
+    return {"metrics": list(names), "device": str(device)} | found, text
 
 
 def prepare(args: Args, device: torch.device) -> tuple[Flow, Images | None]:
@@ -248,14 +242,14 @@ def measure(args: Args, flow: Flow, images: Images | None, world: World) -> Meas
     if found.not_finite:
         notes.append(f"{found.not_finite:,} samples are not finite and are left out")
     text = "\n".join([table([("metric", "value", "better", "of"), *rows]), "", *notes])
-    return Measured(doc, text)
+    return doc, text
 
 
 class Bars:
     """Progress of the first process: a bar on a terminal, one line per kind of work elsewhere."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.what, self.bar = world, "", tqdm(disable=True)
+        self.world, self.what, self.bar = world, "", progress_bar(disable=True)
 
     def __enter__(self) -> Bars:
         return self
@@ -272,15 +266,14 @@ class Bars:
             share = f", by each of {self.world.size} processes" if self.world.size > 1 else ""
             if not sys.stderr.isatty():
                 note(f"measuring {what}: {total:,}{share}")
-            self.bar = tqdm(total=total, desc=what, unit="image", dynamic_ncols=True, disable=None)
+            self.bar = progress_bar(total=total, desc=what, unit="image")
         self.bar.update(done - self.bar.n)
 
 
 def measure_ising(args: Args, flow: Flow, world: World) -> Measured:
     """Physics of the samples."""
     target, n = ising.ising_of(flow), args.n or FIELDS
-    disable = None if world.leader else True
-    with tqdm(total=n, unit="sample", dynamic_ncols=True, disable=disable) as bar:
+    with progress_bar(total=n, unit="sample", disable=not world.leader) as bar:
         m = ising.evaluate(
             flow,
             samples=n,
@@ -308,7 +301,7 @@ def measure_ising(args: Args, flow: Flow, world: World) -> Measured:
     )
     versions = {"jacobiflow": jacobiflow.__version__, "torch": torch.__version__}
     about = {"versions": versions, "target": {"kind": "ising", **asdict(target)}}
-    return Measured(about | m.to_dict(), text)
+    return about | m.to_dict(), text
 
 
 def distributed_decode(flow: Flow, args: Args, world: World) -> Callable[[Tensor], Decoded]:

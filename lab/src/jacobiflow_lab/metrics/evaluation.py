@@ -88,20 +88,20 @@ def evaluate(
     if flow.image_shape is None and _needs(select(metrics), *IMAGE_NEEDS):
         names = ", ".join(name for name, metric in METRICS.items() if not _needs([metric], *IMAGE_NEEDS))
         raise MetricError(f"samples of shape {list(flow.data_shape)} are not images: use {names}")
+    guide, world = Guidance.of(guidance), world or World()
     sampling = Sampling(
         flow=flow,
-        plan=flow.plan("sequential"),
+        plan=_resolve(flow, plan, tol, batch, guide, world),
+        reference=_resolve(flow, reference_plan, None, batch, guide, world),
+        names=(_plan_name(plan), _plan_name(reference_plan)),
         labels=labels,
-        guidance=Guidance.of(guidance),
+        guidance=guide,
         denoise=denoise,
         seed=seed,
         noise=noise or noise_of(flow),
-        names=(_plan_name(plan), _plan_name(reference_plan)),
     )
-    world = world or World()
-    reference = _resolve(sampling, reference_plan, None, batch, world)
     report = evaluate_pictures(
-        replace(sampling, plan=_resolve(sampling, plan, tol, batch, world), reference=reference),
+        sampling,
         data,
         metrics=metrics,
         samples=samples,
@@ -197,12 +197,11 @@ def choose(data: Images | None, count: int, *, labelled: bool) -> Images:
     return Images(data.pixels[index], data.labels[index] if labelled and data.labels is not None else None)
 
 
-def _resolve(sampling: Sampling, plan: str | Plan, tol: float | None, batch: int, world: World) -> Plan:
+def _resolve(flow: Flow, plan: str | Plan, tol: float | None, batch: int, guidance: Guidance, world: World) -> Plan:
     """The plan of this name; "auto" is chosen by one process and used by all."""
-    flow = sampling.flow
     if plan != "auto":
         return flow.plan(plan, tol=tol)
-    return world.share(lambda: flow.plan("auto", tol=tol, n=batch, guidance=sampling.guidance))
+    return world.share(lambda: flow.plan("auto", tol=tol, n=batch, guidance=guidance))
 
 
 def _plan_name(plan: str | Plan) -> str:

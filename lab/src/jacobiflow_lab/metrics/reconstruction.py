@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Plan
+from jacobiflow.data.sources import Images
+from jacobiflow.data.transforms import prepare
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.metrics.metric import Metric, MetricError
 from jacobiflow_lab.metrics.samples import Sampling
@@ -69,12 +71,15 @@ def invertibility(residual: Tensor) -> Invertibility:
     return Invertibility(mean=mean, largest=largest, samples=len(kept), not_finite=lost)
 
 
+def reconstructed(flow: Flow, images: Images, index: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """The images `index` as data of the flow, and their reconstructions."""
+    x = prepare(images, index, torch.Generator()).x.reshape(-1, *flow.data_shape).to(next(flow.parameters()))
+    labels = None if images.labels is None else images.labels[index]
+    return x, reconstruct(flow, x, plan, labels=labels)
+
+
 def _errors(sampling: Sampling, index: Tensor) -> Tensor:
-    flow, images = sampling.flow, sampling.real
-    like = next(flow.parameters())
-    x = (images.pixels[index].to(like) / 127.5 - 1).reshape(-1, *flow.data_shape)
-    given = {} if images.labels is None else {"labels": images.labels[index].to(like.device)}
-    return errors(x, reconstruct(flow, x, sampling.plan, **given))
+    return errors(*reconstructed(sampling.flow, sampling.real, index, sampling.plan))
 
 
 def _residual(sampling: Sampling, index: Tensor) -> Tensor:

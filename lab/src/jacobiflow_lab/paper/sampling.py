@@ -12,7 +12,7 @@ from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.pictures import save_strip
 from jacobiflow_lab.analysis.plots import save_grids
 from jacobiflow_lab.metrics import as_pixels
-from jacobiflow_lab.metrics.reconstruction import errors, reconstruct, reconstruction
+from jacobiflow_lab.metrics.reconstruction import errors, reconstructed, reconstruction
 from jacobiflow_lab.metrics.samples import Sampling
 from jacobiflow_lab.paper.schema import Item, Result
 from jacobiflow_lab.paper.session import Task
@@ -102,9 +102,7 @@ def run_reconstruction(task: Task) -> Result:
     for method, plan in all_plans(task, task.scale.batches[-1]).items():
         off, pictures = [], []
         for some in torch.split(index, SAMPLES_AT_ONCE):
-            x = (test.pixels[some].to(task.device).float() / 127.5 - 1).reshape(-1, *flow.data_shape)
-            condition = {} if test.labels is None else {"labels": test.labels[some].to(task.device)}
-            again = reconstruct(flow, x, plan, **condition)
+            x, again = reconstructed(flow, test, some, plan)
             off.append(errors(x, again))
             pictures.append(again)
         rows[method] = asdict(reconstruction(torch.cat(off)))

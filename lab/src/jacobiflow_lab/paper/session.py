@@ -86,10 +86,7 @@ class Task:
     @property
     def flow(self) -> Flow:
         """The model."""
-        if self._flow is None:
-            key = ("flow", self.model)
-            self._flow = self.session.once(key, lambda: load_flow(self.session, self.model))
-        return self._flow
+        return self._flow or self.session.once(("flow", self.model), lambda: load_flow(self.session, self.model))
 
     @property
     def training_run(self) -> Path:
