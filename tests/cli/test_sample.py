@@ -327,7 +327,7 @@ def test_denoising_that_overflows_counts(run: Any, labelled: jf.Flow, monkeypatc
         ("sample model --guidance inf", "weight must be finite"),
         ("sample model --guidance 1", "changes nothing at attn_temp 1: add --labels or --attn-temp 1.5"),
         ("sample plain --guidance 1", "changes nothing at attn_temp 1: add --attn-temp 1.5"),
-        ("sample model --guidance 1 --attn-temp 0", "attn_temp must be finite and positive"),
+        ("sample model --guidance 1 --attn-temp 0", "attn_temp must be from 1e-06 to 1e+06, not 0"),
         ("sample model -n 0", "-n must be 1 or more, not 0"),
         ("sample model --threads 0", "--threads must be 1 or more, not 0"),
         ("sample model --seed -1", "--seed must be 0 or more, not -1"),

@@ -141,7 +141,7 @@ def test_context_that_is_none(vector: jf.Flow, context: Any) -> None:
         (jf.Guidance, {"weight": "1"}, "weight must be finite"),
         (jf.Guidance, {"weight": 1e300}, "weight must be within"),
         (jf.Guidance, {"attn_temp": 1e-300}, "attn_temp must be from 1e-06 to 1e"),
-        (jf.Guidance, {"attn_temp": 0}, "attn_temp must be finite and positive"),
+        (jf.Guidance, {"attn_temp": 0}, r"attn_temp must be from 1e-06 to 1e\+06, not 0"),
     ],
 )
 def test_configs(kind: Any, options: Any, words: str) -> None:

@@ -26,7 +26,7 @@ from jacobiflow.core.hardware import BILLION, available_cores, processor_name, t
 from jacobiflow.core.progress import steps
 from jacobiflow.core.results import one_line
 from jacobiflow.core.suggest import pip_install
-from jacobiflow.core.tables import listing, terminal_width
+from jacobiflow.core.tables import counted, listing, terminal_width
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
@@ -83,8 +83,8 @@ def verdict(problems: Sequence[str]) -> str:
     if not problems:
         return "all good"
     fill = partial(textwrap.fill, width=terminal_width(), initial_indent="  - ", subsequent_indent="    ")
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return "\n".join([f"{count}:", *(fill(text, break_on_hyphens=False) for text in problems)])
+    head = f"{counted(len(problems), 'problem')}:"
+    return "\n".join([head, *(fill(text, break_on_hyphens=False) for text in problems)])
 
 
 def without_home(text: str) -> str:

@@ -131,9 +131,14 @@ class Stats:
         """The worst status of any sample in any block."""
         return max((b.worst for b in self.blocks), key=lambda s: s.rank, default=Status.EXACT)
 
+    @property
+    def ends(self) -> list[Status]:
+        """The worst status of each sample in any block."""
+        return [max(each, key=lambda s: s.rank) for each in zip(*(b.status for b in self.blocks), strict=True)]
+
     def __repr__(self) -> str:
-        ends = [max(s, key=lambda s: s.rank) for s in zip(*(b.status for b in self.blocks), strict=True)]
-        text = f"Stats of {len(ends)} samples: {_counted(ends)}, {self.seconds:.3g} s, backend {self.backend}"
+        ended = f"{len(self.ends)} samples: {_counted(self.ends)}"
+        text = f"Stats of {ended}, {self.seconds:.3g} s, backend {self.backend}"
         if self.residual is None or not len(self.residual):
             return text
         return f"{text}, residual at most {float(self.residual.max()):.2g}"

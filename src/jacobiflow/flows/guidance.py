@@ -40,10 +40,8 @@ class Guidance:
             raise ValueError(f"Guidance.weight must be within +-{LARGEST:g}, not {self.weight}")
         switches(**{"Guidance.annealed": self.annealed})
         word("Guidance.what", self.what, ("a", "b", "ab"))
-        if not number("Guidance.attn_temp", self.attn_temp) > 0:
-            raise ValueError(f"Guidance.attn_temp must be finite and positive, not {self.attn_temp}")
-        if not 1 / LARGEST <= self.attn_temp <= LARGEST:
-            raise ValueError(f"Guidance.attn_temp must be from {1 / LARGEST:g} to {LARGEST:g}")
+        if not 1 / LARGEST <= number("Guidance.attn_temp", self.attn_temp) <= LARGEST:
+            raise ValueError(f"Guidance.attn_temp must be from {1 / LARGEST:g} to {LARGEST:g}, not {self.attn_temp}")
 
     @classmethod
     def of(cls, value: float | Guidance) -> Guidance:

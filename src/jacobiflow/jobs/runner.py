@@ -21,6 +21,7 @@ from jacobiflow.core.locks import Lock
 from jacobiflow.core.processes import StopKey, World, leave_process_group
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import STATUSES
+from jacobiflow.core.tables import counted
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.jobs.manifest import FILE, Job, fingerprint, versions
@@ -77,7 +78,7 @@ def _announce(job: Job, folder: Path, device: str, world: World, report: Callabl
     threads, cores = job.settings.threads, os.cpu_count() or 1
     report(
         f"{job.settings.n:,} samples in {job.count:,} shards of {job.shard:,}, batches of {job.batch}, on "
-        f"{world.size} x {device} with {threads} thread{'s' * (threads > 1)}, into {folder}"
+        f"{world.size} x {device} with {counted(threads, 'thread')}, into {folder}"
     )
     if device == "cpu" and cores >= 2 * world.local_size * threads:
         command = f"torchrun --nproc-per-node {cores // threads} -m jacobiflow.cli.main sample ..."

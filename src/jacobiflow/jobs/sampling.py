@@ -120,11 +120,10 @@ def draw(
             parts.append(replace(out, x=x.cpu()))
             bar.update(len(some))
     out = joined(parts)
-    ends = zip(*(block.status for block in out.stats.blocks), nonfinite_rows(out.x).tolist(), strict=True)
-    worst = [Status.NONFINITE if lost else max(s, key=lambda s: s.rank) for *s, lost in ends]
-    out.x[torch.tensor([s is Status.NONFINITE for s in worst])] = float("nan")
-    status = Counter(s.name for s in worst)
-    return Samples(out.x, labels_in_turn(settings.labels, rows), status, out.stats)
+    pairs = zip(out.stats.ends, nonfinite_rows(out.x).tolist(), strict=True)
+    ends = [Status.NONFINITE if lost else end for end, lost in pairs]
+    out.x[torch.tensor([end is Status.NONFINITE for end in ends])] = float("nan")
+    return Samples(out.x, labels_in_turn(settings.labels, rows), Counter(end.name for end in ends), out.stats)
 
 
 def find_batch(flow: Flow, settings: Settings, near: int) -> int:
