@@ -220,22 +220,27 @@ def image_form(model: Any) -> tuple[int, int, int]:
 
 def said_of_images(recipe: Recipe, data: Survey) -> list[str]:
     """What the images of a recipe are, and what of them its model takes, in lines."""
-    (side, channels, count), named = image_form(recipe.model), data.names
+    count, named = image_form(recipe.model)[2], data.names
     classes = f"{count} classes" if count else "no classes" if not data.classes else "classes not used"
     if count and len(named) == count:
         classes += f" ({', '.join(named[:8])}{', ...' if len(named) > 8 else ''})"
-    lines, done = [f"{data.count:,} images, {data}, {classes}"], []
+    lines = [f"{data.count:,} images, {data}, {classes}", conversion(recipe, data)]
+    if isinstance(model := recipe.model, TarFlowConfig):
+        shape = f"patches of {model.patch_size} x {model.patch_size}, {model.length} positions"
+        lines.append(f"model: {shape}, {model.blocks} blocks of width {model.width}")
+    return [line for line in lines if line]
+
+
+def conversion(recipe: Recipe, data: Survey) -> str:
+    """How images are changed to fit the model, in words; "" if they are not."""
+    side, channels, _ = image_form(recipe.model)
+    done = []
     if data.sizes != ((side, side),):
         how = FITTED[recipe.data.fit] if any(w != h for w, h in data.sizes) else "resized"
         done.append(f"{how} to {side} x {side} (see --data.fit)")
     if channels != data.channels:
         done.append("turned grey" if channels == 1 else "stored as colour")
-    if done:
-        lines.append(f"images are {' and '.join(done)}")
-    if isinstance(model := recipe.model, TarFlowConfig):
-        shape = f"patches of {model.patch_size} x {model.patch_size}, {model.length} positions"
-        lines.append(f"model: {shape}, {model.blocks} blocks of width {model.width}")
-    return lines
+    return f"images are {' and '.join(done)}" if done else ""
 
 
 FITTED = {"crop": "cropped to squares and resized", "stretch": "stretched", "pad": "padded and resized"}

@@ -20,7 +20,7 @@ from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.profile import measure_profile
 from jacobiflow.flows.weights import check_size
 from jacobiflow.training.loop import STEPS, Draws, Trainer, TrainingError
-from jacobiflow.training.recipe import Recipe, image_form, said_of_images
+from jacobiflow.training.recipe import Recipe, conversion, image_form, said_of_images
 from jacobiflow.training.state import FILE
 
 PROFILE_SECONDS = 60.0
@@ -29,9 +29,13 @@ PROFILE_SECONDS = 60.0
 def train(recipe: Recipe, out: Path, device: torch.device, world: World, data: Survey | None = None) -> None:
     """Train the flow of a recipe into the folder `out`. data: the images that the recipe was inferred from."""
     check_size(recipe.model.shapes())  # before data is read for it
-    if world.leader and recipe.data.source:
+    if world.leader and data is not None:
+        note("\n".join(said_of_images(recipe, data)))
+    elif world.leader and recipe.data.source:
         image_form(recipe.model)  # refuses models of other shapes, before data is looked at
-        note("\n".join(said_of_images(recipe, data or survey(recipe.data))))
+        found = survey(recipe.data)
+        if changed := conversion(recipe, found):
+            note(f"{recipe.data.source}: {found}: {changed}")
     images = load_for(recipe)
     device = world.device(device)
     torch.manual_seed(recipe.training.seed)
