@@ -312,7 +312,7 @@ def test_denoising_that_overflows_counts(run: Any, labelled: jf.Flow, monkeypatc
         ("sample model --plan two.json --init zeros", "two.json carries its own"),
         ("sample model --plan sequential --tol 0.1", "sequential decoding is exact"),
         ("sample model --tol -1", "tol must be finite and not negative"),
-        ("sample model --tol nan", "tol must be finite and not negative"),
+        ("sample model --tol nan", "tol must be finite, not nan"),
         ("sample model --labels 3", "--labels 3 is outside 0-2"),
         ("sample model --labels 0-3", "--labels 0-3 is outside 0-2"),
         (

@@ -23,7 +23,7 @@ from jacobiflow_lab.paper.assets import local_recipe
 from jacobiflow_lab.paper.claims import judge_claims, verdict_word
 from jacobiflow_lab.paper.models import SCALES, Model
 from jacobiflow_lab.paper.paper_items import PAPER_ITEMS
-from jacobiflow_lab.paper.registry import ITEMS, choose
+from jacobiflow_lab.paper.registry import choose, every_item
 from jacobiflow_lab.paper.report import write_report
 from jacobiflow_lab.paper.runner import load_rows, run_items
 from jacobiflow_lab.paper.schema import Doc, Item
@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
     session = open_session(args)
     command = shlex.join(["jacobiflow", "reproduce", *argv])
     measured = run_items(session, items, models=args.models, command=command, again=args.again, progress=note)
-    docs = load_rows(args.out, list(ITEMS.values()), session.scale, measured)
+    docs = load_rows(args.out, list(every_item().values()), session.scale, measured)
     claims = judge_claims(docs)
     page = write_report(args.out, docs, claims)
     if args.publish is not None:
@@ -114,7 +114,7 @@ def check(args: Args) -> None:
     if args.seed < 0:
         raise ValueError(f"--seed must be 0 or more, not {args.seed}")
     scale = SCALES[args.scale]
-    known = dict.fromkeys(model for item in ITEMS.values() for model in item.models(scale))
+    known = dict.fromkeys(model for item in every_item().values() for model in item.models(scale))
     for name in args.models:
         if name not in known:
             raise ValueError(f"--models of --scale {args.scale} are {', '.join(known)}, not {name!r}")

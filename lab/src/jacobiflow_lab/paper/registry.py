@@ -1,30 +1,25 @@
-"""All items in the order in which they run: cheap ones, and ones that others build on, come first."""
+"""All items: those that the files of this package define, in the order of `tables.toml`.
+
+They run in that order: cheap ones, and ones that others build on, come first.
+"""
 
 from __future__ import annotations
 
-from jacobiflow_lab.paper import (
-    configuration,
-    convergence,
-    costs,
-    generators,
-    maf,
-    quality,
-    redundancy,
-    sampling,
-    timing,
-    undertrained,
-)
-from jacobiflow_lab.paper.schema import Item
-from jacobiflow_lab.paper.tables import sections
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 
-ITEMS: dict[str, Item] = {
-    item.name: item
-    for item in (
-        *(configuration.ITEM, timing.ITEM, sampling.SAMPLES, redundancy.ITEM, convergence.ITEM),
-        *(costs.SWEEPS, costs.MEMORY, costs.LENGTHS, costs.LARGEST, maf.MNIST, maf.ISING),
-        *(sampling.RECONSTRUCTION, undertrained.ITEM, quality.COMPARISON, quality.TOLERANCE, generators.ITEM),
-    )
-}
+from jacobiflow_lab import paper
+from jacobiflow_lab.paper.schema import Item
+from jacobiflow_lab.paper.tables import TABLES, sections
+
+
+@cache
+def every_item() -> dict[str, Item]:
+    """The items by name."""
+    modules = [import_module(f"{paper.__name__}.{file.name}") for file in iter_modules(paper.__path__)]
+    defined = {item.name: item for module in modules for item in vars(module).values() if isinstance(item, Item)}
+    return {name: defined[name] for name in TABLES}
 
 
 def choose(names: tuple[str, ...]) -> list[Item]:
@@ -32,12 +27,12 @@ def choose(names: tuple[str, ...]) -> list[Item]:
 
     Default: all.
     """
-    chosen = set(() if names else ITEMS)
+    chosen = set(() if names else TABLES)
     for name in names:
-        found = {name} if name in ITEMS else {item for item in ITEMS if name in sections(item)}
+        found = {name} if name in TABLES else {item for item in TABLES if name in sections(item)}
         if not found:
-            known = dict.fromkeys((*ITEMS, *(section for item in ITEMS for section in sections(item))))
+            known = dict.fromkeys((*TABLES, *(section for item in TABLES for section in sections(item))))
             raise ValueError(f"no item is called {name!r}; there are {', '.join(known)}")
         chosen |= found
-    used = {name for item in chosen for name in ITEMS[item].uses}
-    return [item for item in ITEMS.values() if item.name in chosen | used]
+    used = {name for item in chosen for name in every_item()[item].uses}
+    return [item for item in every_item().values() if item.name in chosen | used]

@@ -22,7 +22,7 @@ from jacobiflow_lab.paper.check_report import pictures_of
 from jacobiflow_lab.paper.claims import judge_claims, verdict_word
 from jacobiflow_lab.paper.models import MODELS, SCALES
 from jacobiflow_lab.paper.paper_items import PAPER_ITEMS
-from jacobiflow_lab.paper.registry import ITEMS
+from jacobiflow_lab.paper.registry import every_item
 from jacobiflow_lab.paper.runner import load_rows
 from jacobiflow_lab.paper.schema import CLAIMS, PAGE, SUMMARY, Doc, Docs, write
 from jacobiflow_lab.paper.tables import FID_BIAS, TABLES, Number, layout, sections
@@ -58,7 +58,7 @@ def write_report(out: Path, docs: Mapping[str, Docs], claims: Sequence[Doc], *, 
 
 def render_again(folder: Path, scale: str = "cpu") -> Path:
     """Make the page of a copy again from its JSON, after a template or a claim has changed."""
-    docs = load_rows(folder, list(ITEMS.values()), SCALES[scale])
+    docs = load_rows(folder, list(every_item().values()), SCALES[scale])
     return _write(folder, docs, judge_claims(docs), pictures_of(folder / PAGE))
 
 
@@ -132,7 +132,7 @@ def render(docs: Mapping[str, Docs], claims: Sequence[Doc], pictures: Pictures, 
 
 def _section(name: str, docs: Mapping[str, Docs], claims: Sequence[Doc], pictures: Pictures) -> dict[str, Any]:
     """What the template shows beside one table or figure of the paper."""
-    items = [item for item in ITEMS.values() if name in sections(item.name) and docs[item.name]]
+    items = [item for item in every_item().values() if name in sections(item.name) and docs[item.name]]
     return {
         "name": name,
         "paper": PAPER_ITEMS[name],
