@@ -117,7 +117,7 @@ import jacobiflow as jf
 flow = jf.load("ising-16")
 ```
 
-Its family, `lattice`, is part of jacobiflow-lab: `pip install jacobiflow-lab`.
+Its family, `lattice`, is part of jacobiflow-lab: `pip install ./lab` in the checkout.
 
 ## Samples
 ![40 fields of seed 0, black to white from the smallest to the largest value](samples.png)

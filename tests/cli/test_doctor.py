@@ -127,12 +127,12 @@ def test_versions_that_do_not_belong_together(run: Any, monkeypatch: pytest.Monk
 
 def test_stored_files_are_counted(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "cache/plans").mkdir(parents=True, mode=0o700)
+    (tmp_path / "cache/costs").mkdir(parents=True, mode=0o700)
     for name in "ab":
-        (tmp_path / "cache/plans" / f"{name}.json").touch()
+        (tmp_path / "cache/costs" / f"{name}.json").touch()
     doc = json.loads(run("doctor", "--json").out)
-    assert doc["cache"]["stored"]["plans"] == 2  # not the file that it tried to write
-    assert "plans 2" in run("doctor").out
+    assert doc["cache"]["stored"]["costs"] == 2  # not the file that it tried to write
+    assert "costs 2" in run("doctor").out
 
 
 def test_an_unsafe_cache_folder(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -175,15 +175,15 @@ def test_a_read_only_cache_folder() -> None:
     user = NOBODY if os.getuid() == 0 else None  # root can write anywhere
     with tempfile.TemporaryDirectory() as room:
         cache = Path(room).resolve() / "cache"
-        for folder in (cache, cache / "native", cache / "plans"):
+        for folder in (cache, cache / "native", cache / "costs"):
             folder.mkdir()
             if user is not None:
                 os.chown(folder, user, user)
-        for folder in (cache / "native", cache / "plans", cache):
+        for folder in (cache / "native", cache / "costs", cache):
             folder.chmod(0o500)
         cache.parent.chmod(0o755)
         ran = real(user=user, JACOBIFLOW_CACHE=str(cache))
-        for folder in (cache, cache / "native", cache / "plans"):
+        for folder in (cache, cache / "native", cache / "costs"):
             folder.chmod(0o700)
     assert ran.returncode == 1, ran.stderr
     assert f"the cache folder {cache} cannot be written to (Permission denied)" in ran.stdout

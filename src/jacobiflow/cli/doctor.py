@@ -135,7 +135,7 @@ def threads() -> Finding:
 
 def cache_use() -> Finding:
     """The cache folder, whether it can be written to, and what is stored there."""
-    folder = own_folder("plans")
+    folder = own_folder("costs")
     if folder is None:  # a warning says why
         return "not used", None
     cache = folder.parent
