@@ -23,7 +23,8 @@ from pathlib import Path
 import torch
 
 import jacobiflow as jf
-from benchmarks.harness import busy_elsewhere, matmul_speed
+from benchmarks.harness import matmul_speed
+from jacobiflow.core.hardware import busy_elsewhere
 
 SHAPES = {
     "mnist": {"image_size": 28, "image_channels": 1, "patch_size": 2, "width": 128, "layers_per_block": 2},
