@@ -171,6 +171,9 @@ UNITS = {
     "check_per_read",
     "over_the_rung_above",
     "over_the_plain_loop",
+    "before",
+    "now",
+    "bound",
 }  # x
 HEADS = {
     "ratio": "ratio to the peer",
