@@ -42,7 +42,7 @@ SECTIONS = {
 }
 PAGES = ("docs/performance.md", "docs/training.md", "README.md")  # that show tables
 # Programs with options and records of their own: a module of this folder with `main()`.
-PROGRAMS = ("accelerate", "ising", "mnist_quality", "bundle", "kernels", "regimes")
+PROGRAMS = ("accelerate", "ising", "mnist_quality", "bundle", "profiles", "kernels", "regimes")
 
 
 def main() -> None:
