@@ -101,9 +101,11 @@ def survey(config: DataConfig) -> Survey:
     part, _ = _open(config)
     rows = np.unique(np.linspace(0, len(part) - 1, min(len(part), SURVEYED)).astype(np.int64))
     seen = list[tuple[int, int, int]]()
-    for _, content in part.items(rows):
-        with suppress(Exception):  # damaged ones are named when they are read
-            seen.append(look(content))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")  # what it says of large pictures is said when they are read
+        for _, content in part.items(rows):
+            with suppress(Exception):  # damaged ones are named when they are read
+                seen.append(look(content))
     if not seen:
         raise DataError(f"{part.name}: none of {len(rows)} images can be read")
     try:

@@ -31,12 +31,11 @@ def train(recipe: Recipe, out: Path, device: torch.device, world: World, data: S
     check_size(recipe.model.shapes())  # before data is read for it
     if world.leader and data is not None:
         note("\n".join(said_of_images(recipe, data)))
-    elif world.leader and recipe.data.source:
-        image_form(recipe.model)  # refuses models of other shapes, before data is looked at
+    images = load_for(recipe)
+    if world.leader and data is None and recipe.data.source:
         found = survey(recipe.data)
         if changed := conversion(recipe, found):
             note(f"{recipe.data.source}: {found}: {changed}")
-    images = load_for(recipe)
     device = world.device(device)
     torch.manual_seed(recipe.training.seed)
     names = images[0].classes if isinstance(images[0], Images) else ()
