@@ -16,7 +16,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks import auto, compiled, ladder, maf, memory, operators, roads, tarflow, training, weights
+from benchmarks import auto, compiled, goals, ladder, maf, memory, operators, roads, tarflow, training, weights
 from benchmarks.harness import REPEATS, ROOT, Section, record, write_tables
 
 SECTIONS = {
@@ -38,10 +38,11 @@ SECTIONS = {
     "weights": Section("looking at every byte of the weights in each call", weights.rows),
     "roads": Section("other roads, against our own decoding of the same block", roads.rows),
     **ladder.sections(),
+    "goals": Section("goals, what is reached, and the bound of the machine", goals.rows),
 }
 PAGES = ("docs/performance.md", "docs/training.md", "README.md")  # that show tables
 # Programs with options and records of their own: a module of this folder with `main()`.
-PROGRAMS = ("accelerate", "ising", "mnist_quality", "bundle", "kernels", "regimes")
+PROGRAMS = ("accelerate", "ising", "mnist_quality", "bundle", "profiles", "kernels", "regimes")
 
 
 def main() -> None:

@@ -4,9 +4,11 @@ table: the inverse of flows of nflows, zuko, normflows and Pyro, features x samp
 gradients: the same with a backward pass, affine flows of few features.
 images: an nflows MAF of 16 x 16 MNIST (needs --data), with noise rows that have no finite inverse.
 sbi: posteriors of two moons and of a 10-dimensional linear Gaussian, before and after.
+real: other packages and runs with many contexts, before and after (needs pocomc, nessai, glasflow and lampe).
 
-Runs alternate; figures are medians, ratios are to the library's own time on the same noise. They are written
-into --out, where parts that are not measured stay as they are, and from there into docs/accelerate.md.
+Runs alternate; figures are medians, ratios are to the library's own time on the same noise. table and gradients
+are measured with each number of --threads. Figures are written into --out, where parts that are not measured stay
+as they are, and from there into docs/accelerate.md.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ from nflows.transforms import autoregressive as nflows_ar
 from torch import Tensor, nn
 
 import jacobiflow as jf
+from benchmarks.accelerate_real import RUNS, packages
 from benchmarks.accelerate_report import filled, merged, render
+from benchmarks.harness import about_machine, busy_elsewhere
 
 Inverse = Callable[[Tensor], Tensor]
-PARTS = ("table", "gradients", "images", "sbi")
+PARTS = ("table", "gradients", "images", "sbi", "real")
 OUT, PAGE = Path("docs/bench/accelerate.json"), Path("docs/accelerate.md")
 FEATURES, SAMPLES = (2, 3, 6, 10, 32, 128), (1, 100, 10_000)
 WITH_GRADIENTS = (
@@ -202,7 +206,7 @@ def table(
     names: Sequence[str], features: Sequence[int], samples: Sequence[int], budget: float, gradients: bool
 ) -> list[dict[str, Any]]:
     rows = []
-    print(f"{'':18s} {'features':>8s}" + "".join(f"{f'{n} samples':>26s}" for n in samples))
+    print(f"threads: {torch.get_num_threads()}\n{'':18s} {'features':>8s}" + "".join(f"{f'{n} samples':>26s}" for n in samples))
     for name in names:
         for d in features:
             torch.manual_seed(0)
@@ -212,7 +216,8 @@ def table(
                 z = torch.randn(n, d, generator=torch.Generator().manual_seed(2))
                 with torch.set_grad_enabled(gradients):
                     run = differentiated(model, inverse) if gradients else inverse
-                    row = {"flow": name, "features": d, "samples": n} | compare(model, run, z, budget)
+                    row = {"flow": name, "features": d, "samples": n, "threads": torch.get_num_threads()}
+                    row |= compare(model, run, z, budget)
                 rows.append(row)
                 line += f"{row['ratio']:9.2f}x {1e3 * row['ours_s']:8.2f} ms{row['deviation']:6.0e}"
             print(line, flush=True)
@@ -368,6 +373,9 @@ def main() -> None:
     parser.add_argument("--flows", nargs="+", choices=FLOWS, default=list(FLOWS))
     parser.add_argument("--features", type=int, nargs="+", default=FEATURES)
     parser.add_argument("--samples", type=int, nargs="+", default=SAMPLES)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="for table and gradients")
+    parser.add_argument("--packages", nargs="+", choices=RUNS, default=list(RUNS), help="for real")
+    parser.add_argument("--runs", type=int, default=3, help="seeds of each package, for real")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds of alternating runs a figure")
     parser.add_argument("--data", type=Path, help="MNIST as an npz file, for images")
     parser.add_argument("--epochs", type=int, default=3)
@@ -378,19 +386,23 @@ def main() -> None:
     unknown = set(args.parts) - set(PARTS)
     if unknown:
         parser.error(f"unknown part {unknown.pop()}; choose from {', '.join(PARTS)}")
-    parts = args.parts or [p for p in PARTS if p != "images" or args.data]
+    parts = args.parts or [p for p in PARTS if p != "real" and (p != "images" or args.data)]
     doc: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
     doc["machine"] = machine()
-    if "table" in parts:
-        rows = table(args.flows, args.features, args.samples, args.budget, False)
-        doc["table"] = merged(doc.get("table", []), rows, list(FLOWS))
-    if "gradients" in parts:
-        rows = table(*WITH_GRADIENTS, args.budget, True)
-        doc["gradients"] = {"threads": torch.get_num_threads(), "rows": rows}
+    for part, choice in (("table", (args.flows, args.features, args.samples)), ("gradients", WITH_GRADIENTS)):
+        for threads in args.threads if part in parts else ():
+            torch.set_num_threads(threads)
+            rows = table(*choice, args.budget, part == "gradients")
+            doc[part] = merged(doc.get(part, []), rows, list(FLOWS))
+    torch.set_num_threads(doc["machine"]["threads"])
     if "images" in parts:
         doc["images"] = images(args.data, args.store, args.epochs, args.images)
     if "sbi" in parts:
         doc["sbi"] = posteriors(2000, 10_000)
+    if "real" in parts:
+        began, others = time.perf_counter(), busy_elsewhere()
+        doc["real"] = about_machine() | {"rows": packages(args.packages, args.runs)}
+        doc["real"]["busy_elsewhere"] = round((busy_elsewhere() - others) / (time.perf_counter() - began), 2)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(doc, indent=2) + "\n", encoding="utf-8")
     if args.out == OUT:

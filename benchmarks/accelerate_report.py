@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.accelerate_real import cells
+
 
 def merged(old: list[dict[str, Any]], new: list[dict[str, Any]], order: list[str]) -> list[dict[str, Any]]:
     """Rows of the table, those measured now in place of those measured before."""
-    keys = ("flow", "features", "samples")
+    keys = ("threads", "flow", "features", "samples")
     rows = {tuple(row[k] for k in keys): row for row in (*old, *new)}
-    return sorted(rows.values(), key=lambda r: (order.index(r["flow"]), r["features"], r["samples"]))
+    return sorted(rows.values(), key=lambda r: (r["threads"], order.index(r["flow"]), r["features"], r["samples"]))
 
 
 def filled(page: str, doc: dict[str, Any]) -> str:
@@ -27,15 +29,16 @@ def render(doc: dict[str, Any]) -> str:
         "how many times sooner the accelerated inverse is done, the median over pairs of runs on the same "
         "noise; a deviation is the largest |ours - theirs| / max(1, |theirs|).",
     ]
-    if "table" in doc:
-        lines += ["", "### Never slower", "", *_table_lines(doc["table"])]
-    if "gradients" in doc:
-        threads, rows = doc["gradients"]["threads"], doc["gradients"]["rows"]
-        lines += ["", f"### With gradients, threads: {threads}", "", *_table_lines(rows)]
+    for part, name in (("table", "Never slower"), ("gradients", "With gradients")):
+        for threads in sorted({row["threads"] for row in doc.get(part, [])}):
+            rows = [row for row in doc[part] if row["threads"] == threads]
+            lines += ["", f"### {name}, threads: {threads}", "", *_table_lines(rows)]
     if "images" in doc:
         lines += ["", "### Rows without a finite inverse, measured", "", _image_lines(doc["images"])]
     if "sbi" in doc:
         lines += ["", "### sbi, end to end", "", *_sbi_lines(doc["sbi"])]
+    if "real" in doc:
+        lines += ["", "### Packages and many contexts", "", *_real_lines(doc["real"])]
     return "\n".join(lines) + "\n"
 
 
@@ -91,3 +94,21 @@ def _sbi_lines(rows: list[dict[str, Any]]) -> list[str]:
             f"| {r['ratio']:.1f}x | {r['deviation']:.0e} | {r['mean_gap_in_errors']:.3f} |"
         )
     return lines
+
+
+def _real_lines(doc: dict[str, Any]) -> list[str]:
+    heads = ("run", "before", "after", "speed", "peak before", "peak after", "seeds apart", "after apart", "same seed")
+    runs = len(doc["rows"][0]["before_seconds"])
+    return [
+        f"Runs of `benchmarks/accelerate_real.py`, {runs} seeds each, commit {doc['commit']}, threads: "
+        f"{doc['threads']}; others kept {doc['busy_elsewhere']} cores busy. Peak memory is that of the process.",
+        "",
+        "| " + " | ".join(heads) + " |",
+        "|---" * len(heads) + "|",
+        *map(cells, doc["rows"]),
+        "",
+        "Seeds apart: the largest difference of means and standard deviations between two seeds of the original, in "
+        "standard errors of independent samples, median (largest) over pairs. After apart: the same between the "
+        "original and the accelerated run. Same seed: the largest |after - before| / max(1, |before|) where equal "
+        "seeds give equal noise; pocoMC's chains depend on roundings.",
+    ]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import jacobiflow as jf
-from jacobiflow.core.hardware import processor_name
+from jacobiflow.core.hardware import busy_elsewhere, processor_name
 from jacobiflow.flows.masked_mlp import MaskedMLP
 
 ROOT = Path(__file__).parent.parent
@@ -162,17 +162,6 @@ def _commit() -> str:
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+" if changed else "")
 
 
-def busy_elsewhere() -> float:
-    """Seconds of processor time that other processes have had so far; 0 where nobody tells."""
-    try:
-        user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:5])
-    except (OSError, ValueError):
-        return 0.0
-    mine = os.times()
-    own = mine.user + mine.system + mine.children_user + mine.children_system
-    return (user + nice + system) / os.sysconf("SC_CLK_TCK") - own
-
-
 # Tables
 
 UNITS = {
@@ -182,6 +171,9 @@ UNITS = {
     "check_per_read",
     "over_the_rung_above",
     "over_the_plain_loop",
+    "before",
+    "now",
+    "bound",
 }  # x
 HEADS = {
     "ratio": "ratio to the peer",

@@ -23,13 +23,10 @@ from pathlib import Path
 import torch
 
 import jacobiflow as jf
-from benchmarks.harness import busy_elsewhere, matmul_speed
+from benchmarks.before import SHAPES, made
+from benchmarks.harness import matmul_speed
+from jacobiflow.core.hardware import busy_elsewhere
 
-SHAPES = {
-    "mnist": {"image_size": 28, "image_channels": 1, "patch_size": 2, "width": 128, "layers_per_block": 2},
-    "cifar": {"image_size": 32, "image_channels": 3, "patch_size": 2, "width": 256, "layers_per_block": 6},
-    "afhq": {"image_size": 256, "image_channels": 3, "patch_size": 8, "width": 768, "layers_per_block": 8},
-}
 SECONDS = 0.5  # of a measurement of the machine
 FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-Wno-psabi")
 
@@ -108,14 +105,6 @@ def shortest(run: Callable[[], object], seconds: float, least: int = 3) -> float
         run()
         best, turns = min(best, time.perf_counter() - before), turns + 1
     return best
-
-
-def made(shape: str) -> jf.TarFlow:
-    torch.manual_seed(0)
-    flow = jf.TarFlow(jf.TarFlowConfig(blocks=1, **SHAPES[shape])).requires_grad_(False)
-    for p in flow.parameters():
-        p += torch.randn_like(p) * 0.02
-    return flow
 
 
 def line(name: str, seconds: float, limits: tuple[float, float, float], one: float = 0.0) -> None:

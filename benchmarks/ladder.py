@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import jacobiflow as jf
+from benchmarks.before import tame
 from benchmarks.harness import Row, Section
 from jacobiflow.core.method import Init
 from jacobiflow.flows.calibration import calibrate
@@ -40,17 +41,6 @@ def sections(model: str = "mnist") -> dict[str, Section]:
             ("-torch", "in torch alone", "compile"),
         )
     }
-
-
-def cifar_flow() -> jf.TarFlow:
-    """The paper's geometry for CIFAR, with random weights that sweeps solve about as fast as trained ones."""
-    torch.manual_seed(0)
-    config = jf.TarFlowConfig(image_size=32, image_channels=3, patch_size=2, width=256, blocks=6, layers_per_block=6)
-    flow = jf.TarFlow(config).requires_grad_(False)
-    for name, p in flow.named_parameters():
-        if p.ndim == 2 and "embed" not in name:
-            p += 0.2 / p.shape[1] ** 0.5 * torch.randn(p.shape)
-    return flow
 
 
 def rungs(flow: jf.TarFlow, z: Tensor, compiled: Backend) -> dict[str, Rung]:
@@ -84,7 +74,7 @@ def rungs(flow: jf.TarFlow, z: Tensor, compiled: Backend) -> dict[str, Rung]:
 
 def rows(repeats: int, model: str, compiled: Backend) -> list[Row]:
     """Medians of alternating runs, each round one rung later than the one before."""
-    flow = cifar_flow() if model == CIFAR else jf.load(model)
+    flow = tame("cifar", 6) if model == CIFAR else jf.load(model)
     assert isinstance(flow, jf.TarFlow)
     if flow.guesses() is None:
         calibrate(flow, noises=NOISES)

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from subjects import maf, subject, tarflow
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks import __main__ as program
-from benchmarks import auto, harness, ladder, regimes, roads
+from benchmarks import auto, before, goals, harness, ladder, regimes, roads
 from benchmarks.__main__ import PROGRAMS, SECTIONS
 
 from jacobiflow.flows.calibration import calibrate
@@ -152,6 +153,25 @@ def test_the_map_names_the_fastest_method() -> None:
     assert regimes.winner(cell, 4) == ("window of 8", 64 / 20)
     assert regimes.winner(cell | {"whole": 2.0}, 4) == ("whole sweeps", 64 / 8)
     assert regimes.winner(cell, 60) == ("sequential", 1.0)
+
+
+def test_a_goal_is_a_limit_on_one_side() -> None:
+    assert [goals.row("time", 1, 1.5, now)["met"] for now in (1.4, 1.6)] == ["yes", "no"]
+    assert [goals.row("gain", 1, 1.5, now, least=True)["met"] for now in (1.4, 1.6)] == ["no", "yes"]
+
+
+def test_kernels_are_compared_on_the_same_calls() -> None:
+    """Now and before: sweeps of the same positions, and a bound for each."""
+    machine = SimpleNamespace(peak=lambda: 1e9, reading=lambda size: 1e9)
+    case = goals.Case(machine, before.made("mnist"), 2)
+    names = ("1", "whole", "sequential")
+    runs, found = goals.calls(case, names), goals.bounds(case, names)
+    assert [runs["1"](), runs["whole"]()][1].shape[1] == 195
+    assert runs.keys() == found.keys() == set(names)
+    assert found["1"] < found["whole"] < found["sequential"] < 195 * case.limits(195, 1)[2]
+    assert set(before.CALLS) >= {("mnist", 16), ("cifar", 16), ("afhq", 1)}
+    assert goals.row_count("cifar/4/16") == 64
+    assert goals.row_count("cifar/4/whole") == 0
 
 
 def test_sweeps_are_counted_until_the_error_is_small() -> None:

@@ -92,6 +92,15 @@ def test_sample_shapes_of_several_dimensions(name: str) -> None:
         assert close(one, x[0, 0, 0], tol)
 
 
+@pytest.mark.parametrize("name", ["nflows-affine", "nflows-rq-tails", "normflows-rq-circular", "pyro-spline-linear"])
+@torch.no_grad()
+def test_no_rows_at_all(name: str) -> None:
+    case, dtype = CASES[name], torch.float64
+    model = case.model(0, dtype)
+    shapes = [t.shape for t in case.run(model, case.noise(0, dtype=dtype), None)]
+    assert [t.shape for t in case.run(jf.accelerate(model), case.noise(0, dtype=dtype), None)] == shapes
+
+
 def loss(x: Tensor, log_det: Tensor) -> Tensor:
     weight = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype)
     return (weight * x).sum() + x.square().mean() + (log_det * torch.arange(1, len(x) + 1)).sum()

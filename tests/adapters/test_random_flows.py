@@ -28,6 +28,7 @@ from adapters.foreign_flows import _pyro_run, perturb
 from jacobiflow.adapters import race
 
 CASES = 200
+HARD = (449,)  # a steep spline, whose gradients were once off by 4e-4
 # Ours may be off float64 by TIMES the original's own error, and by FLOOR, some hundred roundings. Where that error is
 # small by chance, it is that of an original whose weights and noise are moved by a rounding (`near_by`).
 # A float64 original is the reference itself.
@@ -155,14 +156,15 @@ def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
 
 def near_by(model: nn.Module, run: Run, z: Tensor, context: Tensor | None, exact: list[Tensor]) -> list[float]:
     """The largest errors of the original among sixteen whose weights and noise are moved by about a rounding."""
-    eps, found = torch.finfo(z.dtype).eps, []
+    eps, found, before = torch.finfo(z.dtype).eps, [], copy.deepcopy(model.state_dict())
     for seed in range(16):
-        draw, moved = torch.Generator().manual_seed(seed), copy.deepcopy(model)
+        draw = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for p in moved.parameters():
-                p.mul_(1 + eps * torch.randn(p.shape, generator=draw))
+            for name, p in model.named_parameters():
+                p.copy_(before[name] * (1 + eps * torch.randn(p.shape, generator=draw)))
         other = z * (1 + eps * torch.randn(z.shape, generator=draw))
-        found.append(errors(results(moved, run, other, context), exact))
+        found.append(errors(results(model, run, other, context), exact))
+    model.load_state_dict(before)
     return [max(each) for each in zip(*found, strict=True)]
 
 
@@ -196,6 +198,12 @@ def test_random_flows(part: int) -> None:
             check(seed)
         except Exception as error:
             raise AssertionError(f"case {seed}") from error
+
+
+@pytest.mark.usefixtures("sweeps")
+@pytest.mark.parametrize("seed", HARD)
+def test_cases_that_once_failed(seed: int) -> None:
+    check(seed)
 
 
 def main(cases: range) -> None:

@@ -311,6 +311,14 @@ def test_labels_that_are_none(text: str) -> None:
         parse_labels(text, 4, 10)
 
 
+def test_a_number_that_is_the_name_of_another_class() -> None:
+    names = ("0", "1", "10", "2")  # of folders, in their order
+    assert parse_labels("0,1,10-10", 3, 20, names).tolist() == [0, 1, 10]
+    for text, ways in (("2", "3-3 for the class, 2-2 for the number"), ("0,10", "2-2 for the class, 10-10 for the")):
+        with pytest.raises(ValueError, match=f"--labels {text[-2:].strip(',')} may mean a number or .* give {ways}"):
+            parse_labels(text, 4, 20, names)
+
+
 def test_labels_that_the_model_does_not_have() -> None:
     for text, part in (("10", "10"), ("0-10", "0-10"), ("1,99", "99"), ("5-3", "5-3")):
         with pytest.raises(ValueError, match=f"--labels {part} is outside 0-9"):

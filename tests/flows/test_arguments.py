@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from subjects import maf, tarflow
+from subjects import lattice, maf, tarflow
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +124,9 @@ def test_context_that_is_none(vector: jf.Flow, context: Any) -> None:
         (jf.MAFConfig, {"features": 3, "hidden": {8}}, "hidden needs widths"),
         (jf.MAFConfig, {"features": 3, "scale": np.zeros(2)}, "scale must be one of softplus, sigmoid, exp"),
         (jf.MAFConfig, {"features": 3, "order_seed": 2**63}, "order_seed must be 9,223,372,036,854,775,807 or less"),
+        (jf.TarFlowConfig, {"image_size": 8, "num_classes": 3, "class_names": "abc"}, "3 different names, not 'abc'"),
+        (jf.TarFlowConfig, {"image_size": 8, "num_classes": 2, "class_names": (1, 2)}, "2 different names"),
+        (jf.TarFlowConfig, {"image_size": 8, "num_classes": 2, "class_names": ("a",)}, "2 different names"),
         (jf.Guidance, {"annealed": "yes"}, "annealed must be True or False, not 'yes'"),
         (jf.Guidance, {"what": ["a"]}, r"what must be one of a, b, ab, not \['a'\]"),
         (jf.Method, {"width": 2.0}, "width must be a whole number, not 2.0"),
@@ -156,6 +159,31 @@ def test_numbers_of_numpy_are_numbers(flow: jf.Flow, tmp_path: Path) -> None:
     method = jf.Method(width=np.int64(2), tol=np.float32(0.5), max_sweeps=np.int32(3))
     assert jf.Plan.from_json(jf.Plan((method,)).to_json())[0] == method
     assert flow.sample(np.int64(3), batch_size=np.int64(2), max_deviation=np.float64(0.1), seed=2**70).x.shape[0] == 3
+
+
+@pytest.mark.parametrize("numbers", [np.float32, np.float64, float, torch.tensor])
+@pytest.mark.parametrize("family", ["tarflow", "maf", "lattice"])
+def test_numbers_of_any_kind_are_stored(family: str, numbers: Any, tmp_path: Path) -> None:
+    yes = np.bool_(True)
+    if family == "tarflow":
+        flow = tarflow(0.0, volume_preserving=yes, noise_std=numbers(0.5))
+    else:
+        some: Any = {"features": 9, "hidden": (4,), "blocks": 2, "bound": numbers(3), "order_seed": np.int64(3)}
+        own: Any = {"residual": yes, "order": [torch.arange(9), np.arange(9)]}
+        flow = maf(0.0, **some, **own) if family == "maf" else lattice(0.0, **some, order="random", linear=yes)
+    flow.save(tmp_path)
+    again = jf.load(tmp_path)
+    assert again.config == flow.config
+    assert again.fingerprint() == flow.fingerprint()
+
+
+def test_options_of_any_kind(flow: jf.Flow, tmp_path: Path) -> None:
+    guide = jf.Guidance(np.float32(0.5), annealed=np.bool_(True), attn_temp=torch.tensor(2.0))
+    jf.tune(flow, 2, np.float32(0.1), labels=1, guidance=guide).save(tmp_path / "plan.json")
+    flow.save(tmp_path / "model")  # with a profile of this guidance
+    assert flow.sample(2, labels=1, tol=torch.tensor(0.5), guidance=torch.tensor(0.5)).x.isfinite().all()
+    with pytest.raises(TypeError, match="gudance"):
+        flow.plan("sequential", gudance=3)
 
 
 @pytest.mark.parametrize(

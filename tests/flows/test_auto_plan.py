@@ -200,6 +200,7 @@ def test_costs_are_measured_with_the_clock_that_is_given() -> None:
 def test_costs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path))
     monkeypatch.setattr(cost_model, "_known", {})
+    monkeypatch.setattr(cost_model, "busy_elsewhere", lambda: 0.0)
     flow = small()
     block, z = flow.bound_blocks(2)[0], flow.to_prior(flow.noise(2, seed=0))
     first = cost_model.costs_of(block, z)
@@ -208,6 +209,59 @@ def test_costs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr(cost_model, "measure", lambda *_: pytest.fail("measured again"))
     assert cost_model.costs_of(block, z) == first
     assert json.loads(path.read_text())["rows"] == 2
+
+
+def test_costs_are_of_a_number_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cost_model, "_known", {})
+    flow, before = profiled(small(), cell(None, 0.1, 3, 0.01)), torch.get_num_threads()
+    try:
+        for count in (1, 2, 1):
+            torch.set_num_threads(count)
+            flow.auto_plans.clear()
+            flow.plan(n=2)
+    finally:
+        torch.set_num_threads(before)
+    assert len(list((tmp_path / "costs").iterdir())) == 2
+
+
+def test_a_short_disturbance_spoils_no_cost() -> None:
+    """What is timed first takes six times as long."""
+    flow, now, reads = small(), [0.0], [0]
+    z = flow.to_prior(flow.noise(3, seed=0))
+    block = flow.bound_blocks(3)[0]
+
+    def clock() -> float:
+        reads[0] += 1
+        now[0] += 0.05 if reads[0] < 12 else 2**-7
+        return now[0]
+
+    found = measure(block, z, clock)
+    assert found.position == 2**-7 / 8
+    assert found.together == found.alone == (2**-7, 2**-7)
+
+
+def test_crowded_costs_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By later processes, a few times; the lesser figures count."""
+    flow, costs, made = small(), list[float](), list[float]()
+    block, z = flow.bound_blocks(2)[0], flow.to_prior(flow.noise(2, seed=0))
+    busy = iter([0.0, 1e6] * 10)
+    monkeypatch.setattr(cost_model, "busy_elsewhere", lambda: next(busy))
+    crowded = measure(block, z)
+    assert crowded.again == cost_model.AGAIN
+
+    def process(position: float, again: int) -> float:
+        monkeypatch.setattr(cost_model, "_known", {})
+        new = replace(crowded, position=position, again=again)
+        monkeypatch.setattr(cost_model, "measure", lambda *_: made.append(position) or new)
+        return cost_model.costs_of(block, z).position
+
+    costs = [process(position, again) for position, again in ((3.0, 4), (5.0, 4), (2.0, 0), (1.0, 0))]
+    assert costs == [3.0, 3.0, 2.0, 2.0]  # the third was quiet
+    assert made == [3.0, 5.0, 2.0]
+    monkeypatch.setenv("JACOBIFLOW_CACHE", str(Path(str(cost_model.own_folder("costs"))) / "other"))
+    for _ in range(9):
+        process(1.0, 4)
+    assert len(made) == 3 + 1 + cost_model.AGAIN
 
 
 def test_measuring_costs_changes_no_sample() -> None:

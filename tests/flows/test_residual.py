@@ -104,6 +104,13 @@ def test_a_loose_tol_by_hand_is_told_once_per_setting() -> None:
     assert caught[0].filename == __file__
 
 
+def test_batches_of_less_than_what_is_looked_at() -> None:
+    flow, z = tarflow(0.3, num_classes=3).float().eval(), {"seed": 0, "labels": [0, 1, 2, 0, 1]}
+    with pytest.warns(RuntimeWarning, match="tol 4 is loose .* in 2 samples"):
+        small = flow.sample(5, tol=4.0, batch_size=2, **z)
+    torch.testing.assert_close(small.x, flow.sample(5, tol=4.0, **z).x)
+
+
 EXACTLY = Choice(jf.Method(width=1, unit="absolute"), 10.0, 0.0)
 
 

@@ -400,6 +400,15 @@ def test_samples_that_overflow_end_as_in_torch(width: int | None, guidance: str)
             assert (ours.x[i] - exact.x[i]).abs().max() <= 1e-3 * max(size, 1)
 
 
+@pytest.mark.parametrize("guidance", GUIDANCE)
+@pytest.mark.parametrize("labels", [None, []])
+def test_no_samples_at_all(guidance: str, labels: Any) -> None:
+    flow, guide = made("small"), GUIDANCE[guidance]
+    if labels is not None or not guide.weight or guide.attn_temp != 1:
+        out = flow.sample(0, labels=labels, guidance=guide, backend="c")
+        assert (out.x.shape, out.log_det.shape) == ((0, *flow.data_shape), (0,))
+
+
 def test_a_large_batch_is_solved_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     flow = made("small")
     z, labels = flow.noise(40, seed=0), torch.arange(40) % 4

@@ -132,7 +132,7 @@ class Packed:
         if context is not None:
             width = context.shape[-1] if context.ndim == 2 and len(context) in (1, len(z)) else -1
             given.append(context)
-        shapes = z.ndim == 2 and z.shape[1] == self.spec.length and width in self.spec.contexts
+        shapes = z.ndim == 2 and len(z) > 0 and z.shape[1] == self.spec.length and width in self.spec.contexts
         return shapes and all(t.dtype is like.dtype and t.device == like.device for t in given)
 
     @torch.no_grad()

@@ -28,7 +28,9 @@ ROWS = 48  # of every self-test
 TWIN_FEATURES = 3  # of the small copy of a transform that the self-test inverts
 THETA_SCALES = (0.3, 1.0, 3.0, 30.0)  # mild to extreme: a clamp somewhere must show
 MAP_TOLERANCE, NETWORK_TOLERANCE = 1e-6, 1e-9  # relative, in float64
-UNDO_TOLERANCE = 1e-3  # steep splines and bisections undo themselves no better
+# Of an inverse that undoes its forward method. nflows' linear splines have float32 edges of their bins: of up to 200
+# bins, values are off by 8e-7 and log-derivatives by 4e-5. Bisections are off by 1e-6, all others by 1e-12.
+UNDO_TOLERANCE, UNDO_LOG_TOLERANCE = 1e-5, 1e-4
 
 _tested = WeakKeyDictionary[nn.Module, tuple[object, tuple[int, int | None, tuple[int, ...]]]]()
 
@@ -97,8 +99,12 @@ def _copied(module: nn.Module, draw: torch.Generator | None, copies: dict[int, n
 
 def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """Whether two results are equal up to rounding. Two non-finite numbers count as equal."""
-    equal = (a - b).abs() <= tolerance * b.abs().clamp_min(1)
-    return a.shape == b.shape and bool((equal | ~(a.isfinite() | b.isfinite())).all())
+    return a.shape == b.shape and bool((_near(a, b, tolerance) | ~(a.isfinite() | b.isfinite())).all())
+
+
+def _near(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
+    """Elementwise, whether two finite numbers are equal up to rounding."""
+    return (a - b).abs() <= tolerance * b.abs().clamp_min(1)
 
 
 def _choose_network(spec: TransformSpec, draw: torch.Generator) -> tuple[int | None, tuple[int, ...]]:
@@ -203,7 +209,10 @@ def _expected(spec: TransformSpec) -> Iterator[tuple[bool, Tensor, Tensor, Tenso
     forward, inverse = spec.twin(chained, w)
     z, log_det = forward(unit)
     x, back = inverse(z)
-    if not _close(x, unit, UNDO_TOLERANCE) or not _close(back, -log_det, UNDO_TOLERANCE):
+    again, slope = forward(x)
+    # Where the map is flat, a rounding of z is a large error of x: there z must come back.
+    undone = _near(x, unit, UNDO_TOLERANCE) | _near(again, z, UNDO_TOLERANCE)
+    if not bool(undone.all()) or not _close(back, -slope, UNDO_LOG_TOLERANCE):
         raise Declined("its inverse method does not undo its forward method")
     yield False, unit, chained(unit), z, log_det
     # Parameters and values of any size: both directions, each for itself.

@@ -206,8 +206,12 @@ def label_cycle(text: str | None, classes: int, names: Sequence[str] = ()) -> tu
     labels: list[int] = []
     for part in text.split(","):
         found = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
-        if found is None and part.strip() in names:
-            labels.append(list(names).index(part.strip()))
+        if part.strip() in names:
+            number = list(names).index(part.strip())
+            if found is not None and found[0] != str(number):  # folders 0 .. 10: the third class is called 10
+                ways = f"{number}-{number} for the class, {found[1]}-{found[1]} for the number"
+                raise ValueError(f"--labels {found[0]} may mean a number or the class of that name: give {ways}")
+            labels.append(number)
             continue
         if found is None:
             known = f"names ({', '.join(names)}), " if names else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -40,10 +40,17 @@ def set_ints(record: Any, kind: str, **least: int) -> None:
         object.__setattr__(record, name, as_int(f"{kind}.{name}", getattr(record, name), bound))
 
 
+def set_fields(record: Any, kind: str, check: Callable[[str, Any], Any], *names: str) -> None:
+    """Make fields of a frozen dataclass what `check` makes of them, such as `number`; JSON knows no others."""
+    for name in names:
+        object.__setattr__(record, name, check(f"{kind}.{name}", getattr(record, name)))
+
+
 def number(name: str, value: Any) -> float:
-    """A number that is finite."""
+    """A number that is finite, of Python or numpy or a tensor's."""
+    real = isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0 and not value.is_complex())
     try:
-        found = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
+        found = float(value) if real and not isinstance(value, bool) else math.nan
     except OverflowError:
         found = math.inf
     if not math.isfinite(found):
@@ -51,11 +58,17 @@ def number(name: str, value: Any) -> float:
     return found
 
 
+def switch(name: str, value: Any) -> bool:
+    """True or False, of Python or numpy: a word such as "no" would count as True."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False, not {short(value)}")
+    return bool(value)
+
+
 def switches(**values: Any) -> None:
-    """Refuse what is neither True nor False: a word such as "no" would count as True."""
+    """Refuse what is neither True nor False."""
     for name, value in values.items():
-        if not isinstance(value, bool | np.bool_):
-            raise ValueError(f"{name} must be True or False, not {short(value)}")
+        switch(name, value)
 
 
 def word(name: str, value: Any, known: Iterable[str]) -> None:

@@ -105,6 +105,19 @@ def available_cores() -> int:
     return cores
 
 
+def busy_elsewhere() -> float:
+    """Seconds of processor time that other processes have had so far; 0 where the system does not tell."""
+    try:
+        user, nice, system, _, _, _, _, stolen, *_ = map(
+            int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+        )
+    except (OSError, ValueError):
+        return 0.0
+    mine = os.times()
+    own = mine.user + mine.system + mine.children_user + mine.children_system
+    return (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK") - own
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether numpy, Python or torch (on any device) ran out of memory."""
     said = ("DefaultCPUAllocator", "could not create a primitive")  # the second by oneDNN

@@ -10,7 +10,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal, get_args
 
-from jacobiflow.core.arguments import as_int, number, set_ints, word
+from jacobiflow.core.arguments import as_int, number, set_fields, set_ints, word
 from jacobiflow.core.files import read_text, write_text
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.core.results import JacobiflowError
@@ -52,7 +52,7 @@ class Method:
 
     def __post_init__(self) -> None:
         set_ints(self, "Method", **{name: 1 for name in ("width", "max_sweeps") if getattr(self, name) is not None})
-        object.__setattr__(self, "tol", number("Method.tol", self.tol))
+        set_fields(self, "Method", number, "tol")
         if self.tol < 0:
             raise ValueError(f"Method.tol must be finite and not negative, not {self.tol}")
         words: dict[str, tuple[str, ...]] = {"init": INITS, "unit": UNITS, "precision": get_args(Precision)}

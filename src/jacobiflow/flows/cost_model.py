@@ -1,18 +1,20 @@
 """The cost model of this machine: seconds of one sweep, by width and number of rows.
 
-A few sweeps of a block are timed once, in under a second. Times are kept in the cache folder for every block
-of the same shape. With the sweeps that a convergence profile counts they predict how long a method takes.
+A few sweeps of a block are timed once, in about a second. Times are kept in the cache folder for every block
+of the same shape; those that were taken while other programs kept the processors busy are taken again by the
+next process. With the sweeps that a convergence profile counts they predict how long a method takes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,15 +24,20 @@ from torch import Tensor
 from jacobiflow.core.block import Block
 from jacobiflow.core.cache_folder import own_folder, read_own, write_own
 from jacobiflow.core.decode import sweep
-from jacobiflow.core.hardware import processor_name
+from jacobiflow.core.hardware import busy_elsewhere, processor_name
 from jacobiflow.core.method import Method
 from jacobiflow.core.records import build, parse_json
 from jacobiflow.core.rows import Look, Rows
 from jacobiflow.kernels.build import version as kernels_version
+from jacobiflow.kernels.threads import thread_count
 
 WIDTHS = (8, 16, 32, 64)
-BUDGET_SECONDS = 0.6  # per number of rows; what does not fit is extrapolated
-REPEATS = 3
+VERSION = 2  # of how costs are measured
+BUDGET_SECONDS = 0.3  # of first runs per number of rows; what does not fit is extrapolated
+REPEATS = 3  # of each run, at least
+SPREAD_SECONDS = 0.2  # over which runs are repeated at least: other programs come and go
+CROWDED_CORES = 0.2  # that other programs may keep busy beyond those that are left to them
+AGAIN = 4  # measurements that may follow a crowded one
 STEPS = 8  # positions that sequential decoding is timed on, at least
 ENOUGH_SECONDS = 0.004  # positions are added until a run takes as long: a call has a cost of its own
 
@@ -50,6 +57,7 @@ class Costs:
     alone: tuple[float, ...]  # one sweep of one row, by width
     together: tuple[float, ...]  # one sweep of all rows, by width
     rough: float = 0.0  # one whole sweep of all rows in bfloat16; 0: there is none
+    again: int = 0  # how often these may still be measured again: other programs took processors away
 
     def sequential(self, n: int) -> float:
         """Seconds of sequential decoding of n samples."""
@@ -70,13 +78,23 @@ class Costs:
             total += likely * one + per_row * max(self.rows * share - likely, 0.0)
         return total * n / self.rows
 
+    def merged(self, new: Costs) -> Costs:
+        """The lesser of each figure: other programs only add to it."""
+
+        def lesser(name: str) -> tuple[float, ...]:
+            return tuple(map(min, getattr(self, name), getattr(new, name)))
+
+        least = {name: min(getattr(self, name), getattr(new, name)) for name in ("position", "rough")}
+        again = min(self.again - 1, new.again)
+        return replace(new, alone=lesser("alone"), together=lesser("together"), again=again, **least)
+
 
 def costs_of(block: Block, z: Tensor, *, clock: Clock = time.perf_counter) -> Costs:
     """The costs of a block bound to the rows of z [n, T, D]; measured if they are not known yet."""
     rows = min(len(z), block.engine.rows or len(z))
     shapes = [list(t.shape) for t in block.conditioner.tensors() if len(t) != len(z)]
     setting = [
-        *(torch.__version__, kernels_version(), processor_name(z.device), torch.get_num_threads()),
+        *(VERSION, torch.__version__, kernels_version(), processor_name(z.device), thread_count()),
         *(block.engine.name, type(block.conditioner).__name__, str(z.dtype), rows, list(z.shape[1:]), shapes),
     ]
     key = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:32]
@@ -88,11 +106,13 @@ def costs_of(block: Block, z: Tensor, *, clock: Clock = time.perf_counter) -> Co
 
 def _kept(key: str, make: Callable[[], Costs]) -> Costs:
     """Costs from the cache folder; new ones are kept there."""
-    folder = own_folder("costs")
+    folder, known = own_folder("costs"), None
     with suppress(OSError, ValueError):
         if folder is not None:
-            return build(Costs, parse_json(read_own(folder / f"{key}.json").decode()), "costs")
-    costs = make()
+            known = build(Costs, parse_json(read_own(folder / f"{key}.json").decode()), "costs")
+    if known is not None and known.again <= 0:
+        return known
+    costs = make() if known is None else known.merged(make())
     with suppress(OSError):  # measured again next time
         if folder is not None:
             write_own(folder / f"{key}.json", json.dumps(asdict(costs)).encode())
@@ -110,43 +130,80 @@ def measure(block: Block, z: Tensor, clock: Clock = time.perf_counter) -> Costs:
     if length == 1:
         return Costs(rows=n, length=1, position=0.0, widths=widths, alone=(0.0,), together=(0.0,))
     every, one = (block.select(torch.arange(rows, device=z.device)) for rows in (n, 1))
-    position = _position_seconds(every, z, clock)  # and again below: other programs come and go
-    together = _sweep_seconds(every, z, widths, clock)
-    alone = together if n == 1 else _sweep_seconds(one, z[:1], widths, clock)
-    fast, rough = one.engine.rough(), 0.0
+    began, others = time.perf_counter(), busy_elsewhere()
+    runs = _Runs(clock)
+    steps = _add_positions(runs, every, z)
+    first = _add_sweeps(runs, every, z, widths)
+    second = first if n == 1 else _add_sweeps(runs, one, z[:1], widths)
+    fast = one.engine.rough()
     if fast is not None:
-        rough = _best(lambda: fast.inverse(z[:1, 1:], fast.params(z[:1], 1, length - 1, None)), clock)
-    rough = rough * together[-1] / (alone[-1] or 1.0)
-    position = min(position, _position_seconds(every, z, clock))
-    return Costs(rows=n, length=length, position=position, widths=widths, alone=alone, together=together, rough=rough)
+        runs.add(lambda: fast.inverse(z[:1, 1:], fast.params(z[:1], 1, length - 1, None)))
+    runs.repeat()
+    together, alone = (_every_width(runs.seconds[part], widths) for part in (first, second))
+    rough = 0.0 if fast is None else runs.seconds[-1] * together[-1] / (alone[-1] or 1.0)
+    busy = (busy_elsewhere() - others) / (time.perf_counter() - began)
+    crowded = busy + thread_count() > (os.cpu_count() or 1) + CROWDED_CORES
+    found = {"position": runs.seconds[0] / steps, "together": together, "alone": alone, "rough": rough}
+    return Costs(rows=n, length=length, widths=widths, again=AGAIN if crowded else 0, **found)  # type: ignore[arg-type]
 
 
-def _position_seconds(block: Block, z: Tensor, clock: Clock) -> float:
-    """One position of sequential decoding."""
+class _Runs:
+    """Runs that are timed in turn. The shortest of each counts, so a short disturbance spoils none."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.works, self.seconds = clock, list[Callable[[], object]](), list[float]()
+
+    def once(self, work: Callable[[], object]) -> float:
+        began = self.clock()
+        work()
+        return self.clock() - began
+
+    def add(self, work: Callable[[], object]) -> None:
+        """Another run, after one that pays for set-up."""
+        work()
+        self.works.append(work)
+        self.seconds.append(self.once(work))
+
+    def repeat(self) -> None:
+        began, turns = self.clock(), 1
+        while turns < REPEATS or self.clock() - began < SPREAD_SECONDS:
+            self.seconds = [min(known, self.once(work)) for known, work in zip(self.seconds, self.works, strict=True)]
+            turns += 1
+
+
+def _add_positions(runs: _Runs, block: Block, z: Tensor) -> int:
+    """Add some positions of sequential decoding, in the middle of the sequence; returns how many."""
     n, length, _ = z.shape
     slope, steps = z.new_zeros(n, length), min(STEPS, length - 1)
     while True:
-        start = (length - steps + 1) // 2  # in the middle of the sequence
+        start = (length - steps + 1) // 2
         cache = _filled(block, z, start)
-        seconds = _best(partial(block.engine.solve, z.clone(), z, slope, start, start + steps, cache), clock)
-        if seconds >= ENOUGH_SECONDS or steps == length - 1:
-            return seconds / steps
+        work = partial(block.engine.solve, z.clone(), z, slope, start, start + steps, cache)
+        work()
+        if steps == length - 1 or runs.once(work) >= ENOUGH_SECONDS:
+            runs.add(work)
+            return steps
         steps = min(4 * steps, length - 1)
 
 
-def _sweep_seconds(block: Block, z: Tensor, widths: Sequence[int], clock: Clock) -> tuple[float, ...]:
-    """One sweep by width; the widest are extrapolated when time runs out."""
-    (n, length, dim), began, found = z.shape, clock(), list[float]()
-    for i, width in enumerate(widths):
-        if found and clock() - began > BUDGET_SECONDS:
-            found.append(found[-1] * width / widths[i - 1])
-            continue
+def _add_sweeps(runs: _Runs, block: Block, z: Tensor, widths: Sequence[int]) -> slice:
+    """Add one sweep by width, until time runs out; returns which runs they are."""
+    (n, length, dim), first, began = z.shape, len(runs.works), runs.clock()
+    for width in widths:
+        if len(runs.works) > first and runs.clock() - began > BUDGET_SECONDS:
+            break
         start = 1 if width == length else max(length // 2, 1)
         rows = Rows.start(block, z, z[:, :1], z.new_zeros(n, 1, dim), z, width)
         rows.frontier.fill_(start)
         rows.cache = _filled(block, z, start)
-        found.append(_best(partial(_sweep_from, start, rows, rows.look()), clock))
-    return tuple(found)
+        runs.add(partial(_sweep_from, start, rows, rows.look()))
+    return slice(first, len(runs.works))
+
+
+def _every_width(seconds: Sequence[float], widths: Sequence[int]) -> tuple[float, ...]:
+    """Seconds by width; those of the widest are extrapolated where they were not measured."""
+    known = len(seconds)
+    return (*seconds, *(seconds[-1] * width / widths[known - 1] for width in widths[known:]))
 
 
 def _sweep_from(start: int, rows: Rows, look: Look) -> None:
@@ -160,14 +217,3 @@ def _filled(block: Block, x: Tensor, start: int) -> Any:
     if start > 1:
         block.engine.params(x, 1, start - 1, cache)
     return cache
-
-
-def _best(work: Callable[[], object], clock: Clock) -> float:
-    """Seconds of the shortest of a few runs, after one that pays for set-up."""
-    work()
-    times = []
-    for _ in range(REPEATS):
-        began = clock()
-        work()
-        times.append(clock() - began)
-    return min(times)

@@ -311,8 +311,8 @@ class Flow(nn.Module, ABC):
         if not tol or not len(z) or setting in self._probed:
             return
         self._probed.add(setting)
-        x, z = out.x[:PROBES].detach(), z[:PROBES].detach()
-        condition = None if condition is None else condition[:PROBES]
+        x = out.x[:PROBES].detach()  # the first batch may have fewer
+        z, condition = z[: len(x)].detach(), None if condition is None else condition[: len(x)]
         with torch.no_grad():
             again, _ = self._encode(self.to_sequence(x), condition, guide)
         warn_if_loose(tol, z, again.reshape(z.shape))

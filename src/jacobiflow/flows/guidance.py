@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jacobiflow.core.arguments import Labels, number, switches, word
+from jacobiflow.core.arguments import Labels, number, set_fields, switch, word
 from jacobiflow.core.block import Cache, Start, WrappedConditioner
 from jacobiflow.core.description import TransformerNetwork, description
 from jacobiflow.kernels.compile import COMPILED, compiled
@@ -36,11 +36,12 @@ class Guidance:
     attn_temp: float = 1.0
 
     def __post_init__(self) -> None:
-        if abs(number("Guidance.weight", self.weight)) > LARGEST:
-            raise ValueError(f"Guidance.weight must be within +-{LARGEST:g}, not {self.weight}")
-        switches(**{"Guidance.annealed": self.annealed})
+        set_fields(self, "Guidance", number, "weight", "attn_temp")
+        set_fields(self, "Guidance", switch, "annealed")
         word("Guidance.what", self.what, ("a", "b", "ab"))
-        if not 1 / LARGEST <= number("Guidance.attn_temp", self.attn_temp) <= LARGEST:
+        if abs(self.weight) > LARGEST:
+            raise ValueError(f"Guidance.weight must be within +-{LARGEST:g}, not {self.weight}")
+        if not 1 / LARGEST <= self.attn_temp <= LARGEST:
             raise ValueError(f"Guidance.attn_temp must be from {1 / LARGEST:g} to {LARGEST:g}, not {self.attn_temp}")
 
     @classmethod

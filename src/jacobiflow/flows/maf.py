@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import ClassVar, Literal, get_args
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.arguments import as_int, number, set_ints, switches, word
+from jacobiflow.core.arguments import as_int, number, set_fields, set_ints, switch, word
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Init, Plan, Unit
@@ -60,16 +61,16 @@ class MAFConfig:
         widths = self.hidden if np.ndim(self.hidden) else ()
         object.__setattr__(self, "hidden", tuple(as_int("MAFConfig.hidden", width, 1) for width in widths))
         set_ints(self, "MAFConfig", features=1, context=0, blocks=1, bins=2)
-        as_int("MAFConfig.order_seed", self.order_seed, 0, 2**63 - 1)
+        set_fields(self, "MAFConfig", partial(as_int, most=2**63 - 1), "order_seed")
+        set_fields(self, "MAFConfig", number, "min_scale", "bound")
+        set_fields(self, "MAFConfig", switch, "residual")
         if not self.hidden:
             raise ValueError("MAFConfig.hidden needs widths of 1 or more, one a layer")
-        switches(**{"MAFConfig.residual": self.residual})
         if self.residual and len(set(self.hidden)) > 1:
             raise ValueError(f"MAFConfig.hidden must be all the same with residual, not {self.hidden}")
         for name, kind in (("transform", Transform), ("activation", Activation), ("scale", Scale)):
             word(f"MAFConfig.{name}", getattr(self, name), get_args(kind))
-        scale, bound = (number(f"MAFConfig.{n}", getattr(self, n)) for n in ("min_scale", "bound"))
-        if not 0 <= scale < 1 or not bound > 0:
+        if not 0 <= self.min_scale < 1 or not self.bound > 0:
             raise ValueError("MAFConfig.min_scale must be in [0, 1) and bound positive")
         if isinstance(self.order, str):
             if self.order not in self.ORDERS:
@@ -77,8 +78,9 @@ class MAFConfig:
                 raise ValueError(f"MAFConfig.order must be {words} or orders, not {self.order!r}")
         else:
             try:
-                object.__setattr__(self, "order", tuple(map(tuple, self.order)))
-            except TypeError:
+                every = tuple(tuple(as_int("a feature", i) for i in order) for order in self.order)
+                object.__setattr__(self, "order", every)
+            except (TypeError, ValueError):
                 raise ValueError(f"MAFConfig.order must be a word or orders, not {self.order!r}") from None
             if len(self.order) != self.blocks or any(
                 len(o) != self.features or sorted(o) != list(range(self.features)) for o in self.order

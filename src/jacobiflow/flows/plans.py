@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from reprlib import repr as short
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from jacobiflow.core.arguments import word
 from jacobiflow.core.method import INITS, Init, Plan, PlanError
 from jacobiflow.core.suggest import did_you_mean
 from jacobiflow.flows.auto_plan import auto_plan, recall
+from jacobiflow.flows.guidance import Guidance
+from jacobiflow.kernels.backend import Backend
 
 if TYPE_CHECKING:
     from jacobiflow.flows.flow import Flow
@@ -27,11 +31,13 @@ def resolve_plan(
     init: Init | None = None,
     max_deviation: float | None = None,
     n: int = 1,
-    **setting: Any,
+    context: Tensor | None = None,
+    guidance: float | Guidance | None = None,
+    backend: Backend | None = None,
 ) -> Plan:
     """The Plan for n samples at once, with every default spelled out.
 
-    None is "auto", or "selective" with `tol` or `init`. setting: context, guidance and backend, for "auto".
+    None is "auto", or "selective" with `tol` or `init`. n, context, guidance and backend are for "auto".
     """
     if plan is None:
         plan = "auto" if tol is None and init is None else "selective"
@@ -48,7 +54,7 @@ def resolve_plan(
     elif tol is not None or init is not None:
         raise TypeError("tol and init belong to plans 'uniform' and 'selective': leave them out")
     elif plan == "auto":
-        found = auto_plan(flow, n, max_deviation=max_deviation, **setting)
+        found = auto_plan(flow, n, max_deviation=max_deviation, context=context, guidance=guidance, backend=backend)
     elif plan == "sequential":
         found = Plan.sequential(len(flow.blocks))
     else:

@@ -5,15 +5,15 @@ Zhai et al., 2024, Normalizing Flows are Capable Generative Models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from reprlib import repr as short
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.arguments import number, set_ints, switches
+from jacobiflow.core.arguments import number, set_fields, set_ints, switch
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Unit
@@ -50,20 +50,22 @@ class TarFlowConfig:
     def __post_init__(self) -> None:
         set_ints(self, "TarFlowConfig", image_size=1, image_channels=1, patch_size=1, width=1, head_dim=1)
         set_ints(self, "TarFlowConfig", blocks=1, layers_per_block=1, num_classes=0)
-        switches(**{"TarFlowConfig.volume_preserving": self.volume_preserving})
+        set_fields(self, "TarFlowConfig", number, "noise_std")
+        set_fields(self, "TarFlowConfig", switch, "volume_preserving")
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"TarFlowConfig.patch_size {self.patch_size} does not divide image_size {self.image_size}"
             )
         if self.width % self.head_dim:
             raise ValueError(f"TarFlowConfig.width {self.width} is no multiple of head_dim {self.head_dim}")
-        if number("TarFlowConfig.noise_std", self.noise_std) < 0:
+        if self.noise_std < 0:
             raise ValueError(f"TarFlowConfig.noise_std must be finite and not negative, not {self.noise_std}")
-        names = tuple(self.class_names)
-        if names and (len(set(names)) != self.num_classes or len(names) != self.num_classes):
-            raise ValueError(
-                f"TarFlowConfig.class_names must be {self.num_classes} different names, not {short(names)}"
-            )
+        given: Any = self.class_names
+        names = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+        different = {name for name in names if isinstance(name, str)}
+        if (given and not names) or len(different) != len(names) or len(names) not in (0, self.num_classes):
+            wrong = f"TarFlowConfig.class_names must be {self.num_classes} different names"
+            raise ValueError(f"{wrong}, not {short(given)}")
         object.__setattr__(self, "class_names", names)
 
     @property

@@ -244,8 +244,8 @@ def _folded(linear: Affine, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tenso
 
 def _by_branch(t: Tensor, branches: int) -> Tensor:
     """[branches * n or 1, ...] as [branches, n or 1, ...]."""
-    t = t if len(t) > 1 or branches == 1 else t.expand(branches, *t.shape[1:])
-    return t.reshape(branches, -1, *t.shape[1:]).contiguous()
+    t = t.expand(branches, *t.shape[1:]) if len(t) == 1 else t
+    return t.reshape(branches, len(t) // branches, *t.shape[1:]).contiguous()
 
 
 def _pick(t: Tensor, rows: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.arguments import as_int
+from jacobiflow.core.arguments import number, set_fields, set_ints, switch
 from jacobiflow.core.method import Init, Method, Plan
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.flows.maf import MAF, MAFConfig
@@ -42,7 +42,9 @@ class LatticeConfig(MAFConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "reach", as_int("LatticeConfig.reach", self.reach, 0))
+        set_ints(self, "LatticeConfig", reach=0)
+        set_fields(self, "LatticeConfig", number, "temperature", "shift")
+        set_fields(self, "LatticeConfig", switch, "linear")
         square = self.side**2 == self.features
         if self.reach and (not square or 2 * self.reach >= self.side):
             raise ValueError(
