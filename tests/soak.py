@@ -32,7 +32,7 @@ import torch
 import jacobiflow as jf
 from jacobiflow.cli.main import main
 
-RECIPE = """
+MODEL = """
 [model]
 image_size = 8
 image_channels = 1
@@ -42,6 +42,8 @@ head_dim = 16
 blocks = 2
 layers_per_block = 1
 noise_std = 0.1
+"""
+RECIPE = f"""{MODEL}
 [training]
 epochs = 2
 batch_size = 16

@@ -1,6 +1,6 @@
 """Frames of a real solve: `python docs/tools/frames.py` writes docs/images/frames-*.png.
 
-They show one digit of the bundled model `mnist`, in the block next to the data and in the block next to the
+They show one digit of the bundled model `mnist-small`, in the block next to the data and in the block next to the
 noise. Each strip compares whole-sequence sweeps from zeros with sequential decoding after the same number of
 passes through the conditioner. All blocks before it are exact.
 """
@@ -22,7 +22,7 @@ IMAGES = Path(__file__).parents[1] / "images"
 
 def main(folder: Path = IMAGES) -> None:
     """Write both strips."""
-    flow = jf.load("mnist")
+    flow = jf.load("mnist-small")
     for name, swept in (("noise", 0), ("data", len(flow.blocks) - 1)):
         methods = [jf.Method(width=1, init="zeros")] * len(flow.blocks)
         exact = solve(flow, methods, swept)

@@ -20,9 +20,10 @@ import jacobiflow as jf
 from commands import read
 from jacobiflow.cli import main as program
 from jacobiflow.cli import models
-from jacobiflow.cli.options import parse_labels, pick_device
+from jacobiflow.cli.options import label_cycle, pick_device
 from jacobiflow.core.tables import listing, table
 from jacobiflow.flows import bundled, checkpoint
+from jacobiflow.jobs.sampling import labels_in_turn
 from jacobiflow.training.recipe import recipe_names
 from subjects import maf
 
@@ -292,7 +293,7 @@ def test_models_lists_recipes_and_bundled_models(run: Any, tmp_path: Path, monke
 
 def test_labels_in_turn() -> None:
     def labels(text: str, n: int) -> list[int]:
-        found = parse_labels(text, n, 10)
+        found = labels_in_turn(label_cycle(text, 10), range(n))
         assert found is not None
         return found.tolist()
 
@@ -301,30 +302,30 @@ def test_labels_in_turn() -> None:
     assert labels("0,2,5-7", 4) == [0, 2, 5, 6]
     assert labels(" 1 , 3-4 ", 3) == [1, 3, 4]
     assert labels("9-9", 1) == [9]
-    assert parse_labels(None, 3, 10) is None
-    assert parse_labels("none", 3, 0) is None
+    assert labels_in_turn(label_cycle(None, 10), range(3)) is None
+    assert label_cycle("none", 0) == ()
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1,,2", "1-2-3", "0.5", "²", "٣", "1e3", "1" * 30])
 def test_labels_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="--labels takes numbers and ranges such as 0-9"):
-        parse_labels(text, 4, 10)
+        label_cycle(text, 10)
 
 
 def test_a_number_that_is_the_name_of_another_class() -> None:
     names = ("0", "1", "10", "2")  # of folders, in their order
-    assert parse_labels("0,1,10-10", 3, 20, names).tolist() == [0, 1, 10]
+    assert label_cycle("0,1,10-10", 20, names) == (0, 1, 10)
     for text, ways in (("2", "3-3 for the class, 2-2 for the number"), ("0,10", "2-2 for the class, 10-10 for the")):
         with pytest.raises(ValueError, match=f"--labels {text[-2:].strip(',')} may mean a number or .* give {ways}"):
-            parse_labels(text, 4, 20, names)
+            label_cycle(text, 20, names)
 
 
 def test_labels_that_the_model_does_not_have() -> None:
     for text, part in (("10", "10"), ("0-10", "0-10"), ("1,99", "99"), ("5-3", "5-3")):
         with pytest.raises(ValueError, match=f"--labels {part} is outside 0-9"):
-            parse_labels(text, 4, 10)
+            label_cycle(text, 10)
     with pytest.raises(ValueError, match="takes no labels: leave --labels out"):
-        parse_labels("1", 4, 0)
+        label_cycle("1", 0)
 
 
 def test_devices() -> None:

@@ -11,24 +11,16 @@ import numpy as np
 import pytest
 
 from jacobiflow.cli.main import main
+from soak import MODEL
 
-RECIPE = """
+RECIPE = f"""
 about = "8 x 8 images of two classes."
-
-[model]
+{MODEL}
 family = "tarflow"
-image_size = 8
-image_channels = 1
-patch_size = 4
-width = 16
-head_dim = 16
-blocks = 2
-layers_per_block = 1
 num_classes = 2
-noise_std = 0.1
 
 [data]
-source = '{source}'
+source = '{{source}}'
 validation = 0.17  # 80 of 96 are left
 
 [training]

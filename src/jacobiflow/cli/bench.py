@@ -21,6 +21,7 @@ from jacobiflow.core.tables import counted, table, terminal_width
 from jacobiflow.flows.checks import remedy
 from jacobiflow.flows.compare import MOST_RUNS, NOISY, Row, compare
 from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
+from jacobiflow.jobs.sampling import labels_in_turn
 
 HEAD = ("plan", "batch", "seconds", "speed-up", "sweeps", "deviation", "backend", "status")
 FILES = ("bench.json", "bench.png")
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     args.decoding.check(names)
     flow = args.flow.load("jacobiflow.flows.compare")
     largest, backend = max(args.batch), args.decoding.backend
-    labels = cli.parse_labels(args.flow.labels, largest, flow.num_classes, flow.class_names)
+    cycle = cli.label_cycle(args.flow.labels, flow.num_classes, flow.class_names)
     guidance = args.guidance.for_flow(flow, args.flow.labels, backend)
 
     def options(plan: str) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
             budget=args.seconds,
             backend=backend,
             options=options,
-            condition=lambda n: {} if labels is None else {"labels": labels[:n]},
+            condition=lambda n: {"labels": labels_in_turn(cycle, range(n))},
             progress=show_step,
         )
     cli.remove_old(args.out, FILES)

@@ -29,7 +29,6 @@ from jacobiflow.flows.checks import describe
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.plans import SWEPT
-from jacobiflow.jobs.sampling import labels_in_turn
 from jacobiflow.kernels.backend import Backend
 
 T = TypeVar("T")
@@ -188,17 +187,12 @@ def _tidy(text: str, off: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", text)
 
 
-def parse_labels(text: str | None, n: int, classes: int, names: Sequence[str] = ()) -> torch.Tensor | None:
-    """Labels of n samples from "3", "0-9", "0,2,5-7" or names, in turn; None and "none" are no labels.
-
-    >>> parse_labels("0-2,dog", 6, 8, [*"abcdefg", "dog"]).tolist()
-    [0, 1, 2, 7, 0, 1]
-    """
-    return labels_in_turn(label_cycle(text, classes, names), range(n))
-
-
 def label_cycle(text: str | None, classes: int, names: Sequence[str] = ()) -> tuple[int, ...]:
-    """The labels that samples take in turn; () is none. names: of the classes, where known."""
+    """The labels that samples take in turn; None and "none" are no labels. names: of the classes, where known.
+
+    >>> label_cycle("0-2,dog", 8, [*"abcdefg", "dog"])
+    (0, 1, 2, 7)
+    """
     if text is None or text == "none":
         return ()
     if not classes:

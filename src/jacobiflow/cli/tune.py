@@ -17,7 +17,7 @@ from jacobiflow.core.progress import steps
 from jacobiflow.core.tables import table
 from jacobiflow.flows.auto_plan import keep
 from jacobiflow.flows.compare import NOISY
-from jacobiflow.flows.tune import ROWS, tune
+from jacobiflow.flows.tune import tune
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
         raise ValueError(f"--save: {args.flow.model} is not a checkpoint folder, leave it out")
     flow = args.flow.load("jf.tune")
     guidance = args.guidance.for_flow(flow, args.flow.labels)
-    labels = cli.parse_labels(args.flow.labels, args.batch + ROWS, flow.num_classes, flow.class_names)
+    labels = cli.label_cycle(args.flow.labels, flow.num_classes, flow.class_names) or None
     if args.out.is_dir():
         raise ValueError(f"--out {args.out} is a folder: give the file to write")
     cli.make_folder(args.out.parent, [args.out.name], force=args.force)

@@ -1,6 +1,6 @@
 """The cache folder: files kept between runs, read back only if nobody else can have changed them.
 
-Compiled libraries run as the user, and stored plans decide what samples look like. So a folder is used only if it
+Compiled libraries run as the user, and stored profiles decide what samples look like. So a folder is used only if it
 belongs to the user and nobody else can write to it. Each of its parents must belong to the user or to root. A parent
 must be closed to others too, or have the sticky bit as /tmp has: whoever can write to a parent can replace the folder.
 Access control lists need no check of their own, because the group bits of a mode include them.

@@ -542,7 +542,7 @@ def test_results_say_what_they_are(shelf: ModelRegistry, sampled: actions.Sample
     assert text(page, "headline") == f"selective is {change} than the plain loop"
     blocks = cells(views.block_html(sampled), "blocks")
     assert blocks[0][:3] == ["1 (next to the noise)", "sequential", "48.0 of 48"]
-    assert [row[1] for row in blocks[1:]] == ["whole sequence, tolerance 0.5"] * 3
+    assert [row[1] for row in blocks[1:]] == ["sweeps, tol 0.5, init previous"] * 3
     curves, caption = views.convergence_picture(sampled)
     assert "each block" in caption
     assert np.asarray(curves).std() > 10

@@ -95,7 +95,8 @@ def test_fields_and_spins_keep_the_law() -> None:
     draw = torch.Generator().manual_seed(0)
     weight = torch.softmax(-target.energy(s) * 9 / 2.0, 0)
     exact = s[torch.multinomial(weight, 40_000, replacement=True, generator=draw)]
-    phi = target.fields(exact, draw)
+    noise = torch.randn(exact.shape, generator=draw, dtype=exact.dtype)
+    phi = target.couple(exact) + target.couple(noise, 0.5)
     again = target.spins(phi, draw)
     for what in (target.energy, target.magnetization):
         found, expected = Estimate.of(what(again)), float((weight * what(s)).sum())

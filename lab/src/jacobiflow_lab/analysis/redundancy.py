@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from jacobiflow.core.arguments import as_int, word
 from jacobiflow.core.block import Block, Cache, Conditioner, Start, WrappedConditioner
 from jacobiflow.core.decode import decode
 from jacobiflow.flows.flow import Flow
@@ -59,11 +60,8 @@ class StrictlyMasked(WrappedConditioner):
 
 def mask(block: Block, o: int, variant: Variant) -> Block:
     """The block without its o nearest predecessors; o = 0 is the block itself."""
-    if variant not in VARIANTS:
-        raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, not {variant!r}")
-    if o < 0:
-        raise ValueError(f"o must be 0 or more, not {o}")
-    return bind(_masked(block.conditioner, o, variant), block.bijector, block.order, "torch")
+    word("variant", variant, VARIANTS)
+    return bind(_masked(block.conditioner, as_int("o", o), variant), block.bijector, block.order, "torch")
 
 
 def _masked(conditioner: Conditioner, o: int, variant: Variant) -> Conditioner:

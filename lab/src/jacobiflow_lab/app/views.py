@@ -16,7 +16,6 @@ from jinja2 import Environment, PackageLoader
 from PIL import Image
 from torch import Tensor
 
-from jacobiflow.core.method import Method
 from jacobiflow.core.pictures import as_images, image_grid
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.analysis.plots import save_convergence
@@ -47,14 +46,6 @@ def deviation(value: float | None) -> str:
     return "not finite" if value is None or not math.isfinite(value) else f"{float(value):.2g}"
 
 
-def method_name(method: Method) -> str:
-    """A method in a few words."""
-    if method.width == 1:
-        return "sequential"
-    width = "whole sequence" if method.width is None else f"windows of {method.width}"
-    return f"{width}, tolerance {method.tol:g}"
-
-
 def block_name(i: int, count: int) -> str:
     """Block i of `count`, counted from 1 in sampling order.
 
@@ -78,7 +69,7 @@ def png_url(image: Image.Image) -> str:
 
 TEMPLATES = Environment(loader=PackageLoader("jacobiflow_lab", "app"), autoescape=True)
 TEMPLATES.filters |= {"png": png_url, "base64": data_url}
-TEMPLATES.filters |= {"seconds": seconds, "deviation": deviation, "method": method_name}
+TEMPLATES.filters |= {"seconds": seconds, "deviation": deviation}
 TEMPLATES.globals["block_name"] = block_name
 RESULTS: Any = TEMPLATES.get_template("results.html").module
 

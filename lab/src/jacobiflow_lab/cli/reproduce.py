@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jacobiflow.cli.options import make_folder, parse, pick_device, report
+from jacobiflow.core.arguments import as_int
 from jacobiflow.core.processes import World
 from jacobiflow.core.progress import note
 from jacobiflow.core.tables import listing, table, terminal_width
@@ -109,10 +110,9 @@ def main(argv: Sequence[str]) -> None:
 
 def check(args: Args) -> None:
     """Reject wrong options before anything is measured."""
-    if args.samples is not None and args.samples < 8:
-        raise ValueError(f"--samples must be 8 or more, not {args.samples}")
-    if args.seed < 0:
-        raise ValueError(f"--seed must be 0 or more, not {args.seed}")
+    as_int("--seed", args.seed)
+    if args.samples is not None:
+        as_int("--samples", args.samples, 8)
     scale = SCALES[args.scale]
     known = dict.fromkeys(model for item in every_item().values() for model in item.models(scale))
     for name in args.models:
@@ -141,14 +141,10 @@ def open_session(args: Args) -> Session:
         note=note,
     )
     if args.train_missing:
-        session.train = partial(train_model, session)
+        # An interrupted run resumes.
+        session.train = lambda model, out: train(local_recipe(session, model), out, session.device, World())
         session.train_baseline = partial(train_generator, session)
     return session
-
-
-def train_model(session: Session, model: Model, out: Path) -> None:
-    """Train a model by its recipe; an interrupted run resumes."""
-    train(local_recipe(session, model), out, session.device, World())
 
 
 def train_generator(session: Session, kind: Kind, model: Model, out: Path) -> None:

@@ -84,11 +84,6 @@ class Ising:
         u = torch.rand(phi.shape, generator=draw, dtype=phi.dtype).to(phi.device)
         return torch.where(u < torch.sigmoid(2 * phi), 1.0, -1.0).to(phi.dtype)
 
-    def fields(self, spins: Tensor, draw: torch.Generator | None = None) -> Tensor:
-        """Fields of spins, drawn from P(phi | s): exact samples of the density if the spins are."""
-        noise = torch.randn(spins.shape, generator=draw, dtype=spins.dtype).to(spins.device)
-        return self.couple(spins) + self.couple(noise, 0.5)
-
     def energy(self, spins: Tensor) -> Tensor:
         """Energy per site, [n]: minus the sum of s_i s_j over the two bonds of each site, / N."""
         s = spins.reshape(-1, self.side, self.side)
@@ -126,9 +121,7 @@ class Ising:
             if sweep >= warmup:
                 energy += self.energy(s.flatten(1)) / sweeps
                 magnet += self.magnetization(s.flatten(1)) / sweeps
-        return MonteCarlo(
-            energy_per_site=Estimate.of(energy), abs_magnetization=Estimate.of(magnet), spins=s.flatten(1)
-        )
+        return MonteCarlo(energy_per_site=Estimate.of(energy), abs_magnetization=Estimate.of(magnet))
 
     def _colours(self) -> list[Tensor]:
         """Masks [side, side] of sites without neighbours among them: two, or three if the side is odd."""
@@ -155,11 +148,10 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class MonteCarlo:
-    """Means over heat bath chains, each chain one independent value, and the last spins of the chains."""
+    """Means over heat bath chains, each chain one independent value."""
 
     energy_per_site: Estimate
     abs_magnetization: Estimate
-    spins: Tensor
 
 
 def _kaufman(side: int, beta: Tensor) -> Tensor:

@@ -27,4 +27,3 @@ from jacobiflow_lab.metrics.moments import real_moments as real_moments
 from jacobiflow_lab.metrics.paired import paired_distance as paired_distance
 from jacobiflow_lab.metrics.reconstruction import reconstruct as reconstruct
 from jacobiflow_lab.metrics.registry import METRICS as METRICS
-from jacobiflow_lab.metrics.samples import Draw as Draw

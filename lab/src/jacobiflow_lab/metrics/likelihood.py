@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from jacobiflow.core.noise import Noise
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import prepare
 from jacobiflow.flows.flow import Flow
+from jacobiflow.training.loop import generator
 from jacobiflow_lab.metrics.metric import Metric, MetricError, mean_and_error
 from jacobiflow_lab.metrics.samples import Sampling
 
@@ -53,17 +53,12 @@ def bits(flow: Flow, images: Images, index: Tensor, *, noise: Noise, seed: int =
     std, like = flow.noise_std, next(flow.parameters())
     if noise == "gaussian" and not std:
         raise MetricError("bpd: this flow was trained without Gaussian noise: use dequantize, binary or none")
-    parts = [prepare(images, i[None], _generator(seed, int(i)), noise=noise, noise_std=std) for i in index]
+    parts = [prepare(images, i[None], generator(seed, int(i)), noise=noise, noise_std=std) for i in index]
     x = torch.cat([p.x for p in parts]).reshape(-1, *flow.data_shape)
     labels = None
     if images.labels is not None and flow.num_classes:
         labels = images.labels[index].to(like.device)
     return flow.bits_per_dim(x.to(like), labels).double().cpu() + SCALE.get(noise, 0.0)
-
-
-def _generator(seed: int, i: int) -> torch.Generator:
-    state = np.random.SeedSequence((seed, i)).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state) >> 1)
 
 
 def bits_per_dim(values: Tensor, flow: Flow, noise: Noise) -> BitsPerDim:

@@ -18,9 +18,9 @@ from jacobiflow_lab.analysis.runtime import Clock
 from jacobiflow_lab.baselines import TrainedBaseline, load_baseline
 from jacobiflow_lab.baselines.learner import BaselineError
 from jacobiflow_lab.baselines.training import ABOUT, Kind
-from jacobiflow_lab.metrics import Draw, Moments, as_pixels, fid_of, kid, load_inception
+from jacobiflow_lab.metrics import Moments, as_pixels, fid_of, kid, load_inception
 from jacobiflow_lab.metrics.distributed_map import DistributedMap
-from jacobiflow_lab.metrics.samples import Sampling, Scorers, collect
+from jacobiflow_lab.metrics.samples import Draw, Sampling, Scorers, collect
 from jacobiflow_lab.paper.models import MODELS
 from jacobiflow_lab.paper.quality import fid_thirds, real
 from jacobiflow_lab.paper.sampling import SAMPLES_AT_ONCE, to_pixels

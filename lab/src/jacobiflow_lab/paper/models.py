@@ -13,11 +13,10 @@ ScaleName = Literal["cpu", "paper"]
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model: its recipe and the paper's data set that it stands beside."""
+    """A model and how it is trained."""
 
     name: str
     recipe: str = ""  # "": random weights of the configuration in `Scale.random`
-    beside: str  # the paper's data set; "": none
     hours: float = 0.0  # of training by the recipe, on the machine that its scale is for
     small: bool = False  # a fraction of the paper's positions and width
     restricted: bool = False  # the data are CC BY-NC: pictures need the attribution, and are in no package

@@ -91,10 +91,10 @@ def judge(
     most = counts[EXACT]
     known = real(task, most)
     seen = {name: look(task, plan, counts[name], scored=min(scored, counts[name])) for name, plan in plans.items()}
-    found = {}
-    for name, samples in seen.items():
-        row = measure(task, samples, seen[EXACT].first(counts[name]), known, full=full and counts[name] == most)
-        found[name] = row
+    found = {
+        name: measure(task, samples, seen[EXACT].first(counts[name]), known, full=full and counts[name] == most)
+        for name, samples in seen.items()
+    }
     for first, second in changes:
         task.session.note(f"{task.model}: intervals of the change from {first} to {second}")
         found[second]["change"] = change(task, seen[first], seen[second], known, fid=full) | {"from": first}
