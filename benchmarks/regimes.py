@@ -147,7 +147,7 @@ def rule() -> None:
     for name in bundled_names():
         flow, ratios = jf.load(name), list[float]()
         for cells in flow.profile.entries[0].blocks if isinstance(flow, jf.TarFlow) and flow.profile else ():
-            near = [c for c in cells if c.deviation <= flow.default_deviation]
+            near = [c for c in cells if c.deviation <= flow.default_deviation and c.precision == "float32"]
             fewest = {
                 w: min((statistics.mean(c.sweeps) for c in near if c.width == w), default=math.nan)
                 for w in (None, *WINDOWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_long, c_void_p
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -92,20 +93,20 @@ class CCache:
     @classmethod
     def empty(cls, packed: PackedTransformer, n: int, branches: int, *, layers: int | None = None) -> CCache:
         depth, heads, count, size = packed.cache_shape
-        shape = (depth if layers is None else layers), n, branches, heads, count
-        # whatever torch's defaults are
-        k = torch.empty(*shape, size, PANEL, dtype=torch.float32, device="cpu")
-        return cls(k, k.new_empty(*shape, PANEL, size), k.new_empty(0))
+        return cls.shaped(((depth if layers is None else layers), n, branches, heads, count), size)
+
+    @classmethod
+    def shaped(cls, shape: Sequence[int], size: int) -> CCache:
+        # Whatever torch's defaults are. One piece of memory: the C library gives two back to the system each time.
+        k, v = torch.empty(2, *shape, size * PANEL, dtype=torch.float32, device="cpu")
+        return cls(k.unflatten(-1, (size, PANEL)), v.unflatten(-1, (PANEL, size)), k.new_empty(0))
 
     def select(self, rows: Tensor) -> CCache:
-        return CCache(self._picked(self.k, rows), self._picked(self.v, rows), self.scratch, self.filled)
-
-    def _picked(self, t: Tensor, rows: Tensor) -> Tensor:
-        fresh = t.new_empty((len(t), len(rows), *t.shape[2:]))
-        if self.filled:
-            used = slice(-(-self.filled // PANEL))
-            fresh[:, :, :, :, used] = t[:, rows, :, :, used]
-        return fresh
+        layers, _, *rest, size, _ = self.k.shape
+        found, used = CCache.shaped((layers, len(rows), *rest), size), slice(-(-self.filled // PANEL))
+        for mine, fresh in ((self.k, found.k), (self.v, found.v)) if self.filled else ():
+            fresh[:, :, :, :, used] = mine[:, rows, :, :, used]
+        return replace(found, scratch=self.scratch, filled=self.filled)
 
     def zero_nonfinite(self) -> None:
         """Nothing to do: the C functions read no entry that is not before the input at hand."""
