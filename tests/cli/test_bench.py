@@ -103,7 +103,7 @@ def test_the_table_says_what_the_report_says(run: Any, monkeypatch: pytest.Monke
     last = [row for row in doc["rows"] if row["plan"] == "selective"]
     gains = ", ".join(f"{row['speedup']:.2g}x as fast at batch {row['batch']}" for row in last)
     off = max(row["largest"] for row in last)
-    exact = f"its samples deviate from exact by at most {off:.1g}."
+    exact = f"its samples deviate from exact by up to {off:.2g}."
     assert " ".join(conclusion.split()) == f"Compared with the plain loop, selective is {gains}; {exact}"
 
 

@@ -189,6 +189,13 @@ def test_what_gives_guidance_an_effect(run: Any, labelled: jf.Flow) -> None:
         assert run("sample", "model", "-n", 1, "--guidance", 1, *extra, "--force").status == 0
 
 
+@pytest.mark.parametrize("flags", ["--annealed", "--guide a", "--attn-temp 2"])
+def test_options_of_guidance_without_guidance(run: Any, labelled: jf.Flow, flags: str) -> None:
+    ran = run("sample", "model", "--labels", 1, *flags.split())
+    assert (ran.status, Path("out").exists()) == (2, False)
+    assert ran.err.endswith("change nothing alone: add --guidance 1.5\n")
+
+
 def test_threads_reach_torch(run: Any, labelled: jf.Flow) -> None:
     threads = torch.get_num_threads()
     try:
@@ -336,7 +343,7 @@ def test_denoising_that_overflows_counts(run: Any, labelled: jf.Flow, monkeypatc
         ("sample model --device gpu", "--device must be auto, cpu, cuda, cuda:1 or the like, not 'gpu'"),
         ("sample model --device cuda:99", "--device cuda:99: this torch sees no such device"),
         ("sample model --device meta", "--device meta: this torch sees no such device"),
-        ("sample model --out model/config.json", "--out model/config.json cannot be made: File exists"),
+        ("sample model --out model/config.json", "--out model/config.json is a file: give a folder"),
         ("sample model --out model/config.json/x", "cannot be made: Not a directory"),
         ("sample nonfinite", "has non-finite values"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import stat
@@ -256,13 +257,24 @@ def test_no_home_is_one_warning(room: Room, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(caught) == 1
 
 
+def test_a_folder_that_is_not_safe_is_one_warning(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("native", "costs"):
+        (room.cache / name).mkdir(parents=True)
+        (room.cache / name).chmod(0o777)
+    monkeypatch.setattr(warn, "_warned", set())
+    with pytest.warns(UserWarning, match="native: others can write to it") as caught:
+        assert [folders.own_folder(name) for name in ("native", "costs")] == [None, None]
+    assert len(caught) == 1
+
+
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders.write_own(tmp_path / "file", b"old")
 
     def full(_: int) -> None:
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="no space"):
-        folders.write_own(tmp_path / "file", b"new")
+    for path in (tmp_path / "file", tmp_path / "missing" / "file"):
+        with pytest.raises(OSError, match=f"(no space left|No such file or directory): '{path}'$"):
+            folders.write_own(path, b"new")
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("file", b"old")]

@@ -34,6 +34,10 @@ def test_a_result_prints_shapes_and_how_it_ended(flow: jf.Flow) -> None:
     assert all(words in repr(out.stats.blocks[1]) for words in ended)
 
 
+def test_what_encoding_returns_prints_shapes(flow: jf.Flow) -> None:
+    assert repr(flow.encode(torch.zeros(2, 1, 8, 8))) == "Encoded z [2, 16, 4] float32, log_det [2]"
+
+
 def test_the_summary_has_a_line_per_block(flow: jf.Flow) -> None:
     stats = flow.decode(flow.noise(4, seed=0), "selective", tol=0.1).stats
     first, head, *rows, last = stats.summary().splitlines()
@@ -86,8 +90,10 @@ def test_images_are_saved_and_shown(flow: jf.Flow, tmp_path: Path) -> None:
 def test_vectors_are_not_saved_as_a_picture(tmp_path: Path) -> None:
     out = maf(0.5, features=5, blocks=1, hidden=(8,)).sample(2, seed=0)
     assert out._repr_png_() is None
-    with pytest.raises(ValueError, match=r"samples of shape \[2, 5\] are no images: save the numbers"):
+    with pytest.raises(ValueError, match=r"samples of shape \[2, 5\] are no images .* save the numbers"):
         out.save(tmp_path / "grid.png")
+    with pytest.raises(ValueError, match=r"x\[None\] for one image"):
+        jf.save_images(torch.zeros(1, 4, 4), tmp_path / "grid.png")
     square = torch.zeros(2, 16)
     jf.save_images(square, tmp_path / "grid.png")
     assert (tmp_path / "grid.png").exists()

@@ -401,7 +401,7 @@ def test_the_first_steps_tell_how_long_it_takes(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr("jacobiflow.training.log.perf_counter", lambda now=now: next(now))
         with Log(tmp_path, 0, total, tensorboard=False) as subject:
             for _ in range(6):
-                subject.advance(16)
+                subject.advance(16, 0.5)
             subject.bar.disable = True  # what closing it says is another test's
         assert capsys.readouterr().err.splitlines() == said
 

@@ -533,7 +533,7 @@ def assert_close(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> None:
     ("flags", "words"),
     [
         (("--training.lr", "1e30", "--training.clip", "0"), "jacobiflow train: the loss is nan"),
-        (("--data.source", "/gone.npz"), "jacobiflow train: /gone.npz does not exist: set data.source to"),
+        (("--data.source", "/gone.npz"), "jacobiflow train: /gone.npz does not exist: give an .npz file"),
     ],
 )
 def test_the_command_fails_with_one_line(recipe, tmp_path, flags, words):

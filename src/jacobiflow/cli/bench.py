@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
 def caption(rows: Sequence[Row]) -> str:
     """The line below a plan's row of images: its time and speed-up at every batch size, its deviation."""
     each = (f"{1000 * r.seconds:,.0f} ms at batch {r.batch} ({r.gain})" for r in rows)
-    return f"{Path(rows[0].plan).name}: {', '.join(each)}, deviation {max(r.largest for r in rows):.1g}"
+    return f"{Path(rows[0].plan).name}: {', '.join(each)}, deviation {max(r.largest for r in rows):.2g}"
 
 
 def conclusion(rows: Sequence[Row], plans: Sequence[str]) -> str:
@@ -130,7 +130,7 @@ def conclusion(rows: Sequence[Row], plans: Sequence[str]) -> str:
     base = f"the {PLAIN}" if plans[0] == PLAIN else "sequential decoding"
     gains = ", ".join(f"{row.gain} as fast at batch {row.batch}" for row in own)
     largest = max(row.largest for row in own)
-    exact = f"deviate from exact by at most {largest:.1g}" if largest else "are exact"
+    exact = f"deviate from exact by up to {largest:.2g}" if largest else "are exact"
     return f"Compared with {base}, {plans[-1]} is {gains}; its samples {exact}."
 
 

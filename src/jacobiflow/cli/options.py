@@ -127,6 +127,8 @@ class GuidanceOptions:
 
     def for_flow(self, flow: Flow, labels: str | None, backend: Backend | None = None) -> Guidance:
         """Guidance as the flow takes it; raises if it is not supported there, or changes nothing."""
+        if not self.guidance and self != GuidanceOptions():
+            raise ValueError("--guide, --annealed and --attn-temp change nothing alone: add --guidance 1.5")
         guidance = Guidance(self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp)
         with torch.no_grad():
             flow.bound_blocks(1, guidance=guidance, backend=backend)
@@ -171,7 +173,7 @@ def _in_one_line(box: str) -> str:
     if found := re.match(r"Error parsing ([^\s/:]+).*?('[^']*')\]?(\.| |$)", said):
         kind = "a whole number" if "int" in said else "a number" if "float" in said else "as --help says"
         return f"{found[1]} must be {kind}, not {found[2]}"
-    return said
+    return re.sub(r"^Error parsing \w+: ", "", said)
 
 
 def _tidy(text: str, off: str) -> str:
@@ -208,7 +210,7 @@ def label_cycle(text: str | None, classes: int, names: Sequence[str] = ()) -> tu
             labels.append(number)
             continue
         if found is None:
-            known = f"names ({', '.join(names)}), " if names else ""
+            known = f"names ({', '.join(names[:10])}{', ...' if len(names) > 10 else ''}), " if names else ""
             raise ValueError(f"--labels takes {known}numbers and ranges such as 0-9 or 1,3,5-7, not {text!r}")
         low, high = int(found[1]), int(found[2] or found[1])
         if high < low or high >= classes:
@@ -237,6 +239,8 @@ def make_folder(path: Path, files: Sequence[str] = (), *, force: bool = True) ->
     refuse_old(path, files, force=force)
     try:
         path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ValueError(f"--out {path} is a file: give a folder") from None
     except OSError as error:
         raise ValueError(f"--out {path} cannot be made: {error.strerror}") from None
     if not os.access(path, os.W_OK | os.X_OK):

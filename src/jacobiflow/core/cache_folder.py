@@ -37,7 +37,7 @@ def own_folder(name: str) -> Path | None:
     except RuntimeError:  # Path.home: no $HOME, and an unknown user
         where, reason = "the cache folder", "the user has no home folder"
     advice = "set JACOBIFLOW_CACHE to a folder that only you can write"
-    warn_once(f"{where} is not used ({reason}): nothing is kept between runs; {advice}")
+    warn_once(f"{where} is not used ({reason}): nothing is kept between runs; {advice}", where)
     return None
 
 

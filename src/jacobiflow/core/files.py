@@ -54,9 +54,11 @@ def write_atomically(
         os.chmod(name, final_mode)
         sync(name)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             name.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(name)) and error.filename2 is None:
+            error.filename = str(path)  # users do not know the private file
         raise
     if partial is None:
         remove_leftovers(path.parent, glob.escape(path.name), LEFTOVER_SECONDS)

@@ -85,7 +85,8 @@ def sheet_bytes(x: Tensor, *, columns: int | None = None, gap: int = 1, zoom: in
     gap, zoom = as_int("gap", gap, 0, MOST_PIXELS), as_int("zoom", zoom, 1, MOST_PIXELS)
     images = as_images(x)
     if images is None or not len(images):
-        raise ValueError(f"samples of shape {list(x.shape)} are no images: save the numbers, as np.save does")
+        wrong = f"samples of shape {list(x.shape)} are no images [N, C, H, W] or [N, H * W]"
+        raise ValueError(f"{wrong}: reshape them (x[None] for one image), or save the numbers, as np.save does")
     few = min(MOST_COLUMNS, math.ceil(math.sqrt(len(images))))
     columns = few if columns is None else as_int("columns", columns, 1, MOST_SHOWN)
     picture = image_grid(images, columns=columns, gap=gap)

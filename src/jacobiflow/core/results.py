@@ -166,8 +166,7 @@ class Decoded:
     stats: Stats
 
     def __repr__(self) -> str:
-        kind = str(self.x.dtype).removeprefix("torch.")
-        return f"Decoded x {list(self.x.shape)} {kind}, log_det {list(self.log_det.shape)}\n{self.stats}"
+        return f"Decoded x {_shape(self.x)}, log_det {list(self.log_det.shape)}\n{self.stats}"
 
     def save(self, path: str | Path, *, columns: int | None = None) -> None:
         """Write the samples as one PNG; see `jacobiflow.save_images`."""
@@ -183,12 +182,19 @@ class Decoded:
         return sheet_bytes(self.x[:SHOWN])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Encoded:
     """z, and log |dz/dx| in nats [N], so that log p(x) = log p(z) + log_det."""
 
     z: Tensor
     log_det: Tensor
+
+    def __repr__(self) -> str:
+        return f"Encoded z {_shape(self.z)}, log_det {list(self.log_det.shape)}"
+
+
+def _shape(x: Tensor) -> str:
+    return f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
 
 
 def nonfinite_rows(x: Tensor) -> Tensor:

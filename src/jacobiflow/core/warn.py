@@ -12,10 +12,10 @@ PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _warned: set[str] = set()
 
 
-def warn_once(text: str) -> None:
-    """Warn, unless this process has already given the same warning."""
-    if text not in _warned:
-        _warned.add(text)
+def warn_once(text: str, about: str = "") -> None:
+    """Warn, unless this process has already given the same warning, or one about the same thing."""
+    if (about or text) not in _warned:
+        _warned.add(about or text)
         warnings.warn(text, stacklevel=3)
 
 

@@ -136,11 +136,11 @@ def _open(config: DataConfig) -> tuple[Part, Part | None]:
             return open_npz(path)
         if suffix == ".parquet":
             return open_dataset(config, path)
-        raise DataError(f"{source} is not {kinds}: point data.source to one")
+        raise DataError(f"{source} is not {kinds}: give one of them")
     near = "/" in source and os.path.isdir(path.parent)  # then it is a misspelt path
     if ID.fullmatch(source) and suffix not in FILES and not near:
         return open_dataset(config, None)
-    raise DataError(f"{source} does not exist: set data.source to {kinds}")
+    raise DataError(f"{source} does not exist: give {kinds}")
 
 
 def _split(count: int, held: int | None, config: DataConfig) -> tuple[Rows, Rows]:

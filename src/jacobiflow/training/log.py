@@ -42,8 +42,10 @@ class Log:
         if self.board is not None:
             self.board.close()
 
-    def advance(self, images: int) -> None:
+    def advance(self, images: int, loss: float) -> None:
         """Count one step of so many images. The first steps tell how long all of them take."""
+        self.shown["loss"] = f"{loss:.4g}"
+        self.bar.set_postfix(self.shown, refresh=False)
         self.bar.update()
         self.images += images
         self.steps += 1

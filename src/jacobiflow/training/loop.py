@@ -156,7 +156,7 @@ class Trainer:
                     loss, norm = self.step(step, next(order))
                     step += 1
                     if log is not None:
-                        log.advance(config.batch_size)
+                        log.advance(config.batch_size, loss)
                         with write_errors(self.out):
                             self.write(step, loss, norm, log)
                 if step < self.total and world.leader:

@@ -118,6 +118,14 @@ def test_labels_have_names(shelf: ModelRegistry) -> None:
     assert [shelf.label_names("cifar100-cpu")[i] for i in (0, 1, 99)] == ["apple", "aquarium fish", "worm"]
 
 
+def test_labels_of_an_own_model_have_its_names(tmp_path: Path) -> None:
+    config = jf.TarFlowConfig(
+        image_size=8, image_channels=1, patch_size=4, width=16, head_dim=8, num_classes=2, class_names=("cat", "dog")
+    )
+    jf.TarFlow(config).save(tmp_path / "own")
+    assert ModelRegistry(str(tmp_path / "own")).label_names(str(tmp_path / "own")) == ["cat", "dog"]
+
+
 def test_guidance_and_tolerance_reach_the_decoder(shelf: ModelRegistry, sampled: actions.SampleResult) -> None:
     guided = actions.sample(shelf, **ASKED | {"guidance": 2, "count": 2})
     assert float((guided.exact - sampled.exact[:2]).abs().max()) > 0.1

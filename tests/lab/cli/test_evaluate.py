@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import jacobiflow as jf
 from jacobiflow_lab.lattice.ising import Ising
 from jacobiflow_lab.lattice.lattice_flow import LatticeConfig, LatticeFlow
 from jacobiflow_lab.metrics import METRICS, samples
 from stand_ins import Tiny, image_flow, make_clip
+from subjects import tarflow
 
 PATIENCE = 180  # seconds
 
@@ -69,6 +71,31 @@ def test_images_unlike_those_of_the_model(run, tmp_path):
     np.savez(tmp_path / "dark.npz", x=draw.integers(0, 2, (40, side, side, shape[0])).astype(np.uint8))
     ran = run(*flags, tmp_path / "dark.npz")
     assert (ran.status, "no pixel is above 1: store pixels from 0 to 255" in ran.err) == (2, True)
+
+
+def test_classes_of_folders_go_by_their_names(run, tmp_path):
+    """Sub-folders are numbered in their own order, which need not be the model's."""
+    shape = {"image_size": 8, "patch_size": 4, "width": 16, "head_dim": 8, "blocks": 2, "layers_per_block": 1}
+    names = ("maple tree", "cat", "dog")
+    tarflow(0.5, num_classes=3, class_names=names, **shape).save(tmp_path / "model")
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8)).astype(np.uint8)
+    folders = ["cat"] * 4 + ["dog"] * 4 + ["maple_tree"] * 4
+    for i, (image, folder) in enumerate(zip(pixels, folders, strict=True)):
+        (tmp_path / "data" / folder).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "data" / folder / f"{i:02}.png")
+    numbers = np.array([names.index(folder.replace("_", " ")) for folder in folders])
+    np.savez(tmp_path / "right.npz", x=pixels, y=numbers)
+    np.savez(tmp_path / "wrong.npz", x=pixels, y=np.arange(12) // 4)
+    flags = ("evaluate", tmp_path / "model", "--metrics", "bpd", "--split", "train", "--json", "--data")
+    found, right, wrong = (
+        json.loads(run(*flags, tmp_path / name).out)["results"]["bpd"]["value"]
+        for name in ("data", "right.npz", "wrong.npz")
+    )
+    assert found == right != wrong
+    (tmp_path / "data" / "dog").rename(tmp_path / "data" / "cow")
+    ran = run(*flags, tmp_path / "data")
+    assert (ran.status, "'cow' is not a class of the model (maple tree, cat, dog): rename" in ran.err) == (2, True)
+    assert run(*flags, tmp_path / "data", "--labels", "none").status == 0
 
 
 def test_table(run, small):

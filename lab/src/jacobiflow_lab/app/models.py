@@ -53,10 +53,9 @@ class ModelRegistry:
         self.invertible = [n for n, flow in self._flows.items() if not isinstance(flow, LatticeFlow)]
 
     def label_names(self, name: str) -> list[str]:
-        """The names of a model's labels in order: its own, else those of its data set, else the numbers."""
-        numbers = [str(i) for i in range(self[name].num_classes)]
-        words: list[str] = [*self[name].class_names] or TEXTS["classes"].get(name.partition("-")[0], [])
-        return words if len(words) == len(numbers) else numbers
+        """The names of a model's labels in order, else the numbers."""
+        flow = self[name]
+        return list(flow.class_names or map(str, range(flow.num_classes)))
 
     def __getitem__(self, name: object) -> Flow:
         if not isinstance(name, str) or name not in self._flows:

@@ -194,12 +194,24 @@ def load_data(args: Args, flow: Flow) -> Images:
     config = DataConfig(source=args.data)
     compare(config, Survey(0, ((side, side),), channels, flow.num_classes))
     train, held = load_images(config, image_size=side, channels=channels, num_classes=classes)
-    found = train if args.split == "train" else held
+    found = by_name(train if args.split == "train" else held, train.classes, flow)
     if int(found.pixels.max()) <= 1:
         raise ValueError(f"--data {args.data}: no pixel is above 1: store pixels from 0 to 255")
     if len(found) < 2:
         raise ValueError(f"--data {args.data} has {len(found)} images for --split {args.split}: 2 are needed")
     return found
+
+
+def by_name(images: Images, names: Sequence[str], flow: Flow) -> Images:
+    """The images with the model's class numbers, if both their classes and its own have names."""
+    if images.labels is None or not names or not flow.class_names:
+        return images
+    number = {name.lower().replace("_", " "): i for i, name in enumerate(flow.class_names)}
+    numbers = [number.get(name.lower().replace("_", " ")) for name in names]
+    if None in numbers:
+        strange = f"{names[numbers.index(None)]!r} is not a class of the model ({', '.join(flow.class_names)})"
+        raise ValueError(f"--data: {strange}: rename the classes of the data, or give --labels none")
+    return replace(images, labels=torch.tensor(numbers)[images.labels])
 
 
 def compare(config: DataConfig, model: Survey) -> None:

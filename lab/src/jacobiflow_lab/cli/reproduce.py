@@ -44,15 +44,15 @@ class Args:
              jacobiflow reproduce sweeps convergence --models mnist
     """
 
-    items: tyro.conf.Positional[tuple[str, ...]] = ()
+    items: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="ITEM ...")] = ()
     """Tables and figures. Default: all. `jacobiflow reproduce list` lists them."""
     scale: Literal["cpu", "paper"] = "cpu"
     """cpu: models that fit a CPU. paper: the paper's models and rules, with a GPU."""
     out: Path = Path("report")
     """Folder for results."""
-    models: tuple[str, ...] = ()
+    models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
     """Only these models. Default: all of the scale."""
-    models_dir: tuple[Path, ...] = ()
+    models_dir: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER ...")] = ()
     """Folders of trained models, one folder per model. They take precedence over the bundled ones."""
     data_dir: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Folder of the data sets, such as cifar10.npz. Rows that need data are skipped without it."""
