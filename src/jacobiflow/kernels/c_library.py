@@ -25,6 +25,7 @@ SIGNATURES = {
     "jf_solve": "I PP LL PL PL I P I",  # the same, with rows of z, slope and its rows; map; scratch
     "jf_masked": "- PLL LPL PL PP PL P I",  # net, n, stored; window; x; nodes, active; context; theta
     "jf_masked_solve": "I PLL LL PL PL PL PP PL IP I",  # lo, hi; x, z, slope, each with its rows; map
+    "jf_large_pages": "- PL",  # fresh memory, its bytes
     "jf_affine": "- IF LLL PL P PP",  # map; n, w, d; z; theta; x, slope
     "jf_accept": "- PPP PLLL PP I",  # rows, rule, found; window, width of the batch; new, log_slope; cached
     "jf_checksums_begin": "- PLP I P",  # pieces, how many, sums; threads; job

@@ -21,6 +21,7 @@ from jacobiflow.kernels.c_maps import CMap, c_map
 from jacobiflow.kernels.threads import thread_count
 
 CACHE_BYTES = 16 << 20  # keys and values of the rows that are solved at a time: they stay in the last cache
+LARGE_BYTES = 32 << 20  # of memory that is new each time
 FEWEST_ROWS = 16  # that are solved at a time, however large they are
 MAPS = ("exp", "shift")  # the maps of jf_solve
 
@@ -97,8 +98,11 @@ class CCache:
 
     @classmethod
     def shaped(cls, shape: Sequence[int], size: int) -> CCache:
-        # Whatever torch's defaults are. One piece of memory: the C library gives two back to the system each time.
-        k, v = torch.empty(2, *shape, size * PANEL, dtype=torch.float32, device="cpu")
+        # Whatever torch's defaults are. One piece of memory: the C library gives two back to the system each time,
+        # and one that is large.
+        k, v = both = torch.empty(2, *shape, size * PANEL, dtype=torch.float32, device="cpu")
+        if both.nbytes > LARGE_BYTES and (lib := library()) is not None:
+            lib.jf_large_pages(both.data_ptr(), both.nbytes)
         return cls(k.unflatten(-1, (size, PANEL)), v.unflatten(-1, (PANEL, size)), k.new_empty(0))
 
     def select(self, rows: Tensor) -> CCache:

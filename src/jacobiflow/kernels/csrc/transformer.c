@@ -9,6 +9,9 @@
  * Sequential decoding of many samples gives each thread samples of its own.
  */
 #include <string.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #include "attention.h"
 #include "maps.h"
@@ -243,4 +246,13 @@ int jf_solve(const Net *net, const Rows *rows, long start, long stop, const floa
     Job job = solve_job(net, rows, start, stop, z, threads);
     job.z_row = z_row, job.slope = slope, job.slope_row = slope_row, job.map = map, job.scratch = scratch;
     return together(job.meeting.threads, splits(&job) ? solve_own : part, &job);
+}
+
+/* Asks for large pages in fresh memory: the system makes thousands of small ones in the time of a sweep of few rows. */
+void jf_large_pages(void *from, long bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const unsigned long page = 1 << 21, first = ((unsigned long)from + page - 1) / page * page;
+    const unsigned long end = ((unsigned long)from + bytes) / page * page;
+    if (first < end) madvise((void *)first, end - first, MADV_HUGEPAGE);
+#endif
 }
