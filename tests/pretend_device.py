@@ -111,6 +111,7 @@ def install() -> torch.library.Library:
 def main() -> None:
     """Print how far every way to decode is from the CPU."""
     import jacobiflow as jf
+    from jacobiflow.flows.plain_loop import has_plain_loop, plain_tarflow
     from subjects import subject
 
     for name in sys.argv[1:]:
@@ -124,6 +125,10 @@ def main() -> None:
             assert out.x.device.type == "sim"
             want = flow.to("cpu").decode(z, out.stats.plan, **given, **options, backend="torch")
             print(name, out.stats.plan[0].width, float((out.x.cpu() - want.x).abs().max()))
+        if has_plain_loop(flow, one.guidance):  # labels may stay on the CPU, as `decode` allows
+            there = plain_tarflow(flow.to("sim"), z.to("sim"), given.get("labels"))
+            want = plain_tarflow(flow.to("cpu"), z, given.get("labels"))
+            print(name, "plain", float((there.cpu() - want).abs().max()))
 
 
 if __name__ == "__main__":

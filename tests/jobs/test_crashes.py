@@ -209,10 +209,11 @@ def test_a_read_only_folder(flow: Any, job: Any, tmp_path: Path) -> None:
     out.mkdir()
     out.chmod(0o555)
     line = complaint(flow[1], *SMALL, "--out", out, before=CLOSED)
-    assert line == f"--out {out} cannot be written to: Permission denied"
+    assert line == f"cannot write into {out}: Permission denied: fix that and rerun the command to resume"
     assert list(out.iterdir()) == []
     status, _, err = job(flow[1] / "config.json" / "out", *SMALL)
-    line = f"jacobiflow sample: --out {flow[1]}/config.json/out cannot be written to: Not a directory"
+    place = f"{flow[1]}/config.json/out"
+    line = f"jacobiflow sample: cannot write into {place}: Not a directory: fix that and rerun the command to resume"
     assert (status, err) == (2, line + "\n")
     out.chmod(0o755)
     assert job(out, *SMALL)[0] == 0

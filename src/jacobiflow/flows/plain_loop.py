@@ -30,6 +30,7 @@ def plain_tarflow(flow: Flow, z: Tensor, labels: Tensor | None = None) -> Tensor
     """
     if description(flow.bind(0, len(z), None, Guidance())[0]) is None:
         raise ValueError("the plain loop knows the standard transformer of TarFlow only: compare with 'sequential'")
+    labels = None if labels is None else labels.to(z.device)
     x = z * flow.get_buffer("var").sqrt()
     for k in reversed(range(len(flow.blocks))):
         x = x.flip(1) if k % 2 else x

@@ -97,7 +97,7 @@ def start(
         flows.append(load(model, revision=revision, device=device))
         asked = ask(flows[0])
         asked.check(flows[0])  # mistakes of the user are found before a folder is made
-        try:
+        with write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             lock = locks.enter_context(Lock(folder))
             lock.exclusive()
@@ -111,8 +111,6 @@ def start(
             if old is None:
                 job.save(folder)
             lock.shared()
-        except OSError as error:
-            raise JobError(f"--out {folder} cannot be written to: {error.strerror}") from None
         return job, asked.max_memory
 
     job, gigabytes = world.share(lead)

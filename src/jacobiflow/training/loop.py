@@ -168,13 +168,11 @@ class Trainer:
 
     def _lock(self, stack: ExitStack) -> None:
         """Lock the folder until `stack` closes: two runs would overwrite each other's state."""
-        try:
+        with write_errors(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(Lock(self.out)).exclusive()
             for place in (self.out, *self.out.rglob("*/")):
                 remove_leftovers(place)
-        except OSError as error:
-            raise TrainingError(f"--out {self.out} cannot be written to: {error.strerror}") from None
 
     def step(self, step: int, index: Tensor) -> tuple[float, float]:
         """One optimizer step on the global batch `index`. Returns its mean loss and gradient norm."""
