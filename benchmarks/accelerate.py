@@ -206,10 +206,8 @@ def table(
     names: Sequence[str], features: Sequence[int], samples: Sequence[int], budget: float, gradients: bool
 ) -> list[dict[str, Any]]:
     rows = []
-    print(
-        f"threads: {torch.get_num_threads()}\n{'':18s} {'features':>8s}"
-        + "".join(f"{f'{n} samples':>26s}" for n in samples)
-    )
+    print(f"threads: {torch.get_num_threads()}")
+    print(f"{'':18s} {'features':>8s}" + "".join(f"{f'{n} samples':>26s}" for n in samples))
     for name in names:
         for d in features:
             torch.manual_seed(0)

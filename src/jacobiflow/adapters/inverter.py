@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jacobiflow.adapters import race
 from jacobiflow.adapters.masked import pack, structure
 from jacobiflow.adapters.module_state import Snapshot, State
 from jacobiflow.adapters.transform_spec import Declined, ForeignMap, TransformSpec, library_mode
@@ -211,7 +210,7 @@ class TransformInverter:
         self.spec, self.memo, self.structures = spec, WeightMemo(), WeightMemo()
         weights = tuple(link.linear.weight.shape for link in spec.network.links)
         kinds = type(spec.module), type(spec.bijector), spec.network.rows.shape[1]
-        self.signature = race.number((spec.passes, weights, kinds))
+        self.signature = hash((spec.passes, weights, kinds))  # of what decides which way is the fastest
 
     def pack(self, state: State, spec: TransformSpec) -> Packed:
         """Read weights and layers, which may have been replaced."""

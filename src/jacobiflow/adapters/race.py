@@ -14,13 +14,7 @@ AGAIN = (100, 10_000)  # calls after which it is measured again: weights may hav
 Work = Callable[[], object]
 _winners: dict[Hashable, str] = {}
 _calls: dict[Hashable, int] = {}
-_numbers: dict[Hashable, int] = {}
 clock = time.perf_counter
-
-
-def number(signature: Hashable) -> int:
-    """A number for everything of this signature: a key that is quick to look up."""
-    return _numbers.setdefault(signature, len(_numbers))
 
 
 def winner(key: Hashable) -> str | None:
