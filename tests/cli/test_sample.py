@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -96,6 +97,18 @@ def test_samples_are_replaced_only_if_asked_and_nothing_stale_stays(run: Any, la
     maf(0.5, features=5, blocks=2, hidden=(8,)).save("vectors")
     assert run("sample", "vectors", "-n", 3, "--force").status == 0
     assert [path.name for path in Path("out").iterdir()] == ["samples.npz"]
+
+
+def test_a_full_disk_leaves_what_was_there(run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert run("sample", "model", "-n", 2).status == 0
+    before = {path: path.read_bytes() for path in Path("out").iterdir()}
+    monkeypatch.setattr(os, "fsync", full)
+    told = run("sample", "model", "-n", 3, "--force").complaint
+    assert told.endswith("No space left on device: 'out/samples.npz'")
+    assert {path: path.read_bytes() for path in Path("out").iterdir()} == before
 
 
 def test_only_one_plan_is_decoded(run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -376,7 +376,7 @@ def test_empty_and_missing(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").write_text("nothing")
     assert f"{tmp_path / 'empty'} holds no images: give a folder with" in refusal(tmp_path / "empty")
-    assert "gone.npz does not exist: set data.source to" in refusal(tmp_path / "gone.npz")
+    assert "gone.npz does not exist: give an .npz file" in refusal(tmp_path / "gone.npz")
     assert f"{tmp_path / 'gone'} does not exist" in refusal(tmp_path / "gone")
     assert "gone.npz does not exist" in refusal("gone.npz")
     assert f"{tmp_path / 'empty' / 'notes.txt'} is not an .npz file" in refusal(tmp_path / "empty" / "notes.txt")

@@ -138,10 +138,10 @@ def write(samples: Samples, folder: Path, columns: int | None) -> list[str]:
     arrays: dict[str, Any] = {"x": samples.x.numpy()}
     if samples.labels is not None:
         arrays["labels"] = samples.labels.numpy()
-    cli.remove_old(folder, FILES)
     np.savez_compressed(stream := BytesIO(), **arrays)
     write_bytes(folder / "samples.npz", stream.getvalue())
     if as_images(samples.x[:1]) is None:
+        cli.remove_old(folder, ["samples.png"])
         return ["samples.npz"]
     save_images(samples.x[:SHOWN], folder / "samples.png", columns=columns)
     return list(FILES)

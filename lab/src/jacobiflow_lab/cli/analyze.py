@@ -117,7 +117,9 @@ def prepare(args: Args, world: World) -> tuple[Task, tuple[str, ...]]:
         source = str(last if last.is_dir() else checkpoints[-1][1])
     studies = args.what or tuple(name for name in STUDIES if name != "progress" or checkpoints)
     if "progress" in studies and not checkpoints:
-        raise ValueError(f"--what progress: {args.model} has no kept/step-*: train with --training.keep-every")
+        raise ValueError(
+            f"--what progress: {args.model} keeps no checkpoints kept/step-*: train with --training.keep-every"
+        )
     if world.size > 1 and studies != ("runtime",):
         raise ValueError("several processes measure run time only: add --what runtime, or start one process")
     flow = load(source, device=world.device(cli.pick_device(args.device))).requires_grad_(False)

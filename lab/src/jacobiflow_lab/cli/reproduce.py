@@ -44,7 +44,7 @@ class Args:
              jacobiflow reproduce sweeps convergence --models mnist
     """
 
-    items: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="ITEM ...")] = ()
+    items: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[ITEM ...]")] = ()
     """Tables and figures. Default: all. `jacobiflow reproduce list` lists them."""
     scale: Literal["cpu", "paper"] = "cpu"
     """cpu: models that fit a CPU. paper: the paper's models and rules, with a GPU."""
