@@ -1,7 +1,7 @@
 """Measure the convergence profiles of bundled models again: `python -m benchmarks.profiles mnist-small`.
 
-They count sweeps and deviations, which do not depend on other programs. Cells in mixed precision need a processor
-with instructions for bfloat16.
+A model without first guesses gets them before. Profiles count sweeps and deviations, which do not depend on other
+programs. Cells in mixed precision need a processor with instructions for bfloat16.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 import jacobiflow as jf
+from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.checkpoint import bundled_names
 from jacobiflow.flows.profile import measure_profile
 
@@ -21,6 +22,10 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.names:
         flow = jf.load(name)
+        if flow.guesses() is None:
+            calibrate(flow)
+            assert flow.calibration is not None
+            flow.calibration.save(args.out / name)
         measure_profile(flow, progress=lambda text, name=name: print(f"{name}: {text}", flush=True))
         assert flow.profile is not None
         flow.profile.save(args.out / name)
