@@ -23,7 +23,8 @@ from jacobiflow.core.progress import note
 from jacobiflow.core.results import Status
 from jacobiflow.flows.checks import PROBES, remedy
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.plans import PLANS
+from jacobiflow.flows.plans import PLANS, SWEPT
+from jacobiflow.jobs.manifest import FILE as MANIFEST
 from jacobiflow.jobs.sampling import Format, Samples, Settings, draw
 
 LARGE_JOB = 100_000  # samples that are drawn as a large job without --format
@@ -111,12 +112,15 @@ def draw_small(args: Args) -> int:
     asked = settings(args, flow)
     asked.check(flow)
     require_memory(f"-n {args.n}", 16 * args.n * math.prod(flow.latent_shape), "draw fewer, or add --format npz")
+    if (args.out / MANIFEST).exists():
+        raise ValueError(f"{args.out} holds a job of shards: choose another --out")
     cli.make_folder(args.out, FILES, force=args.force)
     batch = min(args.n, DENOISING_BATCH if args.denoise else BATCH)
     plan = asked.resolve_plan(flow, batch)
     samples = draw(asked, plan, flow, range(args.n), batch, check=args.check, progress=True)
-    if args.decoding.tol is not None:  # a warning says if it is loose
-        z, how = flow.noise(PROBES, asked.seed), args.decoding.of_plan(args.plan or "")
+    if args.plan in SWEPT:  # a warning says if tol is loose
+        tol = flow.default_tol if args.decoding.tol is None else args.decoding.tol
+        z, how = flow.noise(PROBES, asked.seed), args.decoding.of_plan(args.plan) | {"tol": tol}
         flow.decode(z, args.plan, **how, **asked.decode_options(range(PROBES)))
     files = write(samples, args.out, 10 if args.flow.labels == "0-9" and args.n >= 10 else None)
     stats, nonfinite = samples.stats, samples.status["NONFINITE"]
