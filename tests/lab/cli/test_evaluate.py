@@ -164,7 +164,7 @@ def test_images_json(run, painter, data, network, tmp_path):
     doc = json.loads(ran.out)
     assert set(doc["results"]) == {*asked, "invertibility"}
     assert doc["metrics"] == asked
-    assert (doc["samples"], doc["seed"], doc["plan"], doc["split"]) == (10, 0, "selective", "validation")
+    assert (doc["samples"], doc["seed"], doc["plan"], doc["split"]) == (10, 0, "auto", "validation")
     assert doc["command"].startswith(f"jacobiflow evaluate {painter} --data {data} --metrics fid kid")
     assert {"jacobiflow", "torch", "torchmetrics", "brisque", "transformers"} < set(doc["versions"])
     assert (doc["results"]["fid"]["samples"], doc["results"]["fid"]["real"]) == (10, 10)

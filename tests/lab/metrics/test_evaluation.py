@@ -33,7 +33,7 @@ def numbers(report: metrics.Report) -> dict[str, float]:
 def whole(flow: jf.TarFlow, images: Images, tmp_path_factory: pytest.TempPathFactory) -> metrics.Report:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JACOBIFLOW_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return evaluate(flow, images, metrics=ALL, samples=20, batch=20, network=Tiny())
+        return evaluate(flow, images, metrics=ALL, samples=20, plan="selective", batch=20, network=Tiny())
 
 
 def test_the_report_is_plain_data(whole: metrics.Report) -> None:
@@ -49,14 +49,15 @@ def test_the_report_is_plain_data(whole: metrics.Report) -> None:
 
 
 def test_fid_never_comes_alone(flow: jf.TarFlow, images: Images, whole: metrics.Report, tiny: Tiny) -> None:
-    found = evaluate(flow, images, metrics=["fid"], samples=20, batch=20, network=tiny)
+    found = evaluate(flow, images, metrics=["fid"], samples=20, plan="selective", batch=20, network=tiny)
     assert (found.fid, found.kid) == (whole.fid, whole.kid)
     assert found.paired is found.bpd is found.reconstruction is None
 
 
 def test_batches_change_nothing(flow: jf.TarFlow, images: Images, whole: metrics.Report, tiny: Tiny) -> None:
     done: list[tuple[str, int, int]] = []
-    parts = evaluate(flow, images, metrics=ALL, samples=20, batch=7, network=tiny, progress=lambda *x: done.append(x))
+    given = {"plan": "selective", "network": tiny, "progress": lambda *x: done.append(x)}
+    parts = evaluate(flow, images, metrics=ALL, samples=20, batch=7, **given)
     assert numbers(parts) == pytest.approx(numbers(whole), rel=2e-3, abs=2e-3)
     assert [d for d in done if d[0] == "samples"] == [("samples", k, 20) for k in (0, 7, 14, 20)]
 
@@ -89,6 +90,7 @@ def test_the_flow_samples_that_are_measured(flow: jf.TarFlow, images: Images, wh
 def test_options_matter(
     flow: jf.TarFlow, images: Images, whole: metrics.Report, tiny: Tiny, options: dict[str, Any]
 ) -> None:
+    options = {"plan": "selective"} | options
     found = evaluate(flow, images, metrics=["fid"], samples=20, batch=20, network=tiny, **options)
     assert found.fid is not None
     assert whole.fid is not None
@@ -99,6 +101,13 @@ def test_a_plan_that_is_measured(flow: jf.TarFlow, tiny: Tiny) -> None:
     found = evaluate(flow, metrics=["paired"], samples=4, plan="auto", network=tiny)
     assert found.paired is not None
     assert found.settings["plan"] == "auto"
+
+
+def test_the_default_plan_is_that_of_sample(flow: jf.TarFlow) -> None:
+    exact = evaluate(flow, metrics=["invertibility"], samples=4)
+    loose = evaluate(flow, metrics=["invertibility"], samples=4, tol=0.5)
+    assert (exact.settings["plan"], loose.settings["plan"]) == ("auto", "selective")
+    assert exact.invertibility.largest < 1e-3 < loose.invertibility.largest
 
 
 def test_pictures_of_any_origin(images: Images, tiny: Tiny, clip: Path) -> None:

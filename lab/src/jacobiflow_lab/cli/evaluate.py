@@ -18,6 +18,7 @@ import jacobiflow
 from jacobiflow.cli.options import (
     GuidanceOptions,
     label_cycle,
+    option,
     parse,
     pick_device,
     refuse_context,
@@ -35,6 +36,7 @@ from jacobiflow_lab.lattice import evaluation as ising
 from jacobiflow_lab.lattice.ising import Estimate
 from jacobiflow_lab.lattice.lattice_flow import LatticeFlow
 from jacobiflow_lab.metrics import METRICS, evaluate
+from jacobiflow_lab.metrics.evaluation import default_plan
 from jacobiflow_lab.metrics.registry import check_request, select
 from jacobiflow_lab.metrics.samples import Scorers
 
@@ -72,9 +74,9 @@ class Args:
     """Which real images: held-out ones, or those of training."""
     labels: str = "all"
     """Classes that samples take in turn: all, none, 3, 0-9 or 1,3,5-7."""
-    plan: str = "selective"
-    """sequential, uniform, selective, auto or a plan's JSON file."""
-    reference_plan: str = "sequential"
+    plan: Annotated[str | None, option("PLAN")] = None
+    """auto, sequential, uniform, selective or a JSON file. Default: auto; with --tol selective."""
+    reference_plan: Annotated[str, tyro.conf.arg(metavar="PLAN")] = "sequential"
     """paired: the plan to compare with."""
     tol: Annotated[float | None, tyro.conf.arg(metavar="TOL")] = None
     """Tolerance of blocks that are swept. Default: the model's."""
@@ -113,6 +115,7 @@ Measured = tuple[dict[str, Any], str]  # as JSON and as text
 def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = parse(Args, argv, command="evaluate")
+    args = replace(args, plan=args.plan or default_plan(args.tol))
     check(args)
     world = World.from_environment()
     try:
@@ -250,7 +253,9 @@ def measure(args: Args, flow: Flow, images: Images | None, world: World) -> Meas
         )
     rows = [row for name, result in found.results.items() for row in METRICS[name].text(result)]
     doc = found.to_dict()
-    notes = [result["note"] for result in doc["results"].values() if "note" in result]
+    how = f"decoded by plan {args.plan}" + ("" if args.tol is None else f", tol {args.tol:g}")
+    notes = [how] * bool(found.results.keys() - {"bpd"})
+    notes += [result["note"] for result in doc["results"].values() if "note" in result]
     if found.not_finite:
         notes.append(f"{found.not_finite:,} samples are not finite and are left out")
     text = "\n".join([table([("metric", "value", "better", "of"), *rows]), "", *notes])
@@ -318,7 +323,7 @@ def measure_ising(args: Args, flow: Flow, world: World) -> Measured:
 
 def distributed_decode(flow: Flow, args: Args, world: World) -> Callable[[Tensor], Decoded]:
     """A decoder whose rows are split among the processes; each gets all results."""
-    plan = flow.plan(args.plan, tol=args.tol)
+    plan = world.share(lambda: flow.plan(args.plan, tol=args.tol, n=args.batch or 1000))
     if world.size == 1:
         return lambda z: flow.decode(z, plan, warn=False)
 

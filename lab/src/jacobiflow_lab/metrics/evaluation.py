@@ -57,7 +57,7 @@ def evaluate(
     *,
     metrics: Sequence[str] = ("fid", "kid"),
     samples: int = 1000,
-    plan: str | Plan = "selective",
+    plan: str | Plan | None = None,
     reference_plan: str | Plan = "sequential",
     tol: float | None = None,
     labels: Sequence[int] | Literal["all"] | None = "all",
@@ -89,6 +89,7 @@ def evaluate(
         names = ", ".join(name for name, metric in METRICS.items() if not _needs([metric], *IMAGE_NEEDS))
         raise MetricError(f"samples of shape {list(flow.data_shape)} are not images: use {names}")
     guide, world = Guidance.of(guidance), world or World()
+    plan = default_plan(tol) if plan is None else plan
     sampling = Sampling(
         flow=flow,
         plan=_resolve(flow, plan, tol, batch, guide, world),
@@ -202,6 +203,11 @@ def _resolve(flow: Flow, plan: str | Plan, tol: float | None, batch: int, guidan
     if plan != "auto":
         return flow.plan(plan, tol=tol)
     return world.share(lambda: flow.plan("auto", tol=tol, n=batch, guidance=guidance))
+
+
+def default_plan(tol: float | None) -> str:
+    """The plan where none is given, as in `Flow.sample`."""
+    return "auto" if tol is None else "selective"
 
 
 def _plan_name(plan: str | Plan) -> str:
