@@ -597,14 +597,17 @@ def test_ctrl_c_finishes_the_shard(job: Any, whole: Path, tmp_path: Path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(runner, "draw", press)
-        for done in (8, 16):
+        for before, done in ((0, 8), (8, 16)):
             status, _, err = job(tmp_path, *SMALL)
             assert status == 2
+            assert (f"resuming: {before} samples are there already" in err) == (before > 0)
             assert err.splitlines()[-1] == (
                 f"jacobiflow sample: stopped with {done} of 22 samples in {tmp_path}: rerun the command to resume"
             )
     assert job(tmp_path, *SMALL)[0] == 0
     assert files(tmp_path) == files(whole)
+    status, _, err = job(tmp_path, "-n", "2", "--force")  # no large job
+    assert (status, err) == (2, f"jacobiflow sample: {tmp_path} holds a job of shards: choose another --out\n")
 
 
 def test_the_second_ctrl_c_ends_at_once(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

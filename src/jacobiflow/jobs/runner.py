@@ -75,11 +75,13 @@ def run(model: str, folder: Path, device: torch.device, ask: Ask, report: Callab
 
 def _announce(job: Job, folder: Path, device: str, world: World, report: Callable[[str], None]) -> None:
     """Say what is about to be done, and how to use all cores."""
-    threads, cores = job.settings.threads, os.cpu_count() or 1
+    threads, cores, done = job.settings.threads, os.cpu_count() or 1, job.finished(folder)
     report(
         f"{job.settings.n:,} samples in {job.count:,} shards of {job.shard:,}, batches of {job.batch}, on "
         f"{world.size} x {device} with {counted(threads, 'thread')}, into {folder}"
     )
+    if done:
+        report(f"resuming: {done:,} samples are there already")
     if device == "cpu" and cores >= 2 * world.local_size * threads:
         command = f"torchrun --nproc-per-node {cores // threads} -m jacobiflow.cli.main sample ..."
         report(f"this machine has {cores} cores: `{command}` uses them all and draws the same samples")
