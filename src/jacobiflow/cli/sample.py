@@ -23,7 +23,8 @@ from jacobiflow.core.progress import note
 from jacobiflow.core.results import Status
 from jacobiflow.flows.checks import PROBES, remedy
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.plans import PLANS
+from jacobiflow.flows.plans import PLANS, SWEPT
+from jacobiflow.jobs.manifest import FILE as MANIFEST
 from jacobiflow.jobs.sampling import Format, Samples, Settings, draw
 
 LARGE_JOB = 100_000  # samples that are drawn as a large job without --format
@@ -111,6 +112,8 @@ def draw_small(args: Args) -> int:
     asked = settings(args, flow)
     asked.check(flow)
     require_memory(f"-n {args.n}", 16 * args.n * math.prod(flow.latent_shape), "draw fewer, or add --format npz")
+    if (args.out / MANIFEST).exists():
+        raise ValueError(f"{args.out} holds a job of shards: choose another --out")
     cli.make_folder(args.out, FILES, force=args.force)
     batch = min(args.n, DENOISING_BATCH if args.denoise else BATCH)
     plan = asked.resolve_plan(flow, batch)
@@ -125,9 +128,12 @@ def draw_small(args: Args) -> int:
     doc = {"backend": stats.backend, "seconds": stats.seconds, "residual": residual, "status": worst.name}
     doc |= {"nonfinite": nonfinite, "out": str(args.out), "files": files, "model": args.flow.model}
     doc |= {"n": args.n, "plan": args.plan, "labels": args.flow.labels, "seed": args.decoding.seed}
+    unmeasured = worst is Status.CONVERGED and residual is None and args.plan in SWEPT  # the others bound it
+    exactness = " (--check shows how close to exact)" if unmeasured else ""
+    exactness = exactness if residual is None else f", residual {residual:.2g}"
     text = (
         f"{args.n:,} samples, plan {args.plan}, backend {stats.backend}, {stats.seconds:.3f} s, worst status "
-        f"{worst.words}{'' if residual is None else f', residual {residual:.2g}'}, in {args.out}: {', '.join(files)}"
+        f"{worst.words}{exactness}, in {args.out}: {', '.join(files)}"
     )
     cli.report(doc, text, as_json=args.json)
     return cli.exit_status("sample", nonfinite, args.n, remedy(asked.guidance, samples.x.dtype))

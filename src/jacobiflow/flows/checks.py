@@ -53,7 +53,7 @@ def warn_if_loose(tol: float, z: Tensor, again: Tensor) -> None:
     largest = float((again - z).abs().nan_to_num(0.0, posinf=0.0).max())
     if largest > LARGE:
         what = f"tol {tol:g} is loose for this flow, |encode(x) - z| reaches {largest:.2g} in {len(z)} samples"
-        warn_caller(f"{what}: lower tol, or leave it out and use max_deviation")
+        warn_caller(f"{what}: lower tol, or use plan auto, which keeps max_deviation")
 
 
 def checked(blocks: Sequence[BlockStats], z: Tensor, again: Tensor) -> tuple[tuple[BlockStats, ...], Tensor]:
