@@ -141,3 +141,10 @@ def test_train_and_load_the_run(photos: Path, tmp_path: Path, capsys: pytest.Cap
 def test_a_folder_must_follow(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--images"]) == 2
     assert "--images takes a folder of images" in capsys.readouterr().err
+
+
+def test_a_folder_where_a_recipe_belongs(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(photos)]) == 2
+    assert f"{photos} is not a recipe: to train on its images, use --images {photos}" in capsys.readouterr().err
+    assert main(["train", "mnist-cpu", "--training.steps=30"]) == 2
+    assert "no option takes steps: --training.epochs takes" in capsys.readouterr().err

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from jacobiflow.cli.options import parse, pick_device
+import tyro
+
+from jacobiflow.cli.options import Switch, parse, pick_device
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.tables import listing
 from jacobiflow.data.sources import DataConfig, survey
@@ -39,7 +41,7 @@ class Args(Generic[Model]):
     """Folder of the run."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
-    json: bool = False
+    json: tyro.conf.FlagCreatePairsOff[Switch] = False
     """At the end, print the last logged values and the path of the model as JSON."""
 
 
@@ -69,6 +71,10 @@ def main(argv: Sequence[str]) -> None:
     if infer and (len(argv) < 2 or argv[1].startswith("-")):
         raise ValueError("--images takes a folder of images, an .npz file or a dataset id")
     command, rest = argv[: 1 + infer], argv[1 + infer :]
+    if not infer and argv[0] not in recipe_names() and Path(argv[0]).suffix != ".toml" and Path(argv[0]).exists():
+        raise ValueError(f"{argv[0]} is not a recipe: to train on its images, use --images {argv[0]}")
+    if {arg.split("=")[0] for arg in rest} & {"--steps", "--training.steps"}:
+        raise ValueError("no option takes steps: --training.epochs takes passes over the images, such as 0.5 or 20")
     recipe, data = recipe_for(argv[1], pick_device("auto")) if infer else (Recipe.load(argv[0]), None)
     out = Path("runs") / Path(command[-1]).stem
     default = Args(model=recipe.model, data=recipe.data, training=recipe.training, out=out)
