@@ -165,9 +165,11 @@ WHY: dict[str, tuple[Callable[[Any], Any], str]] = {
 def test_the_report_says_why_nothing_faster_runs(name: str) -> None:
     change, why = WHY[name]
     model = jf.accelerate(affine(dropout_probability=0.3).eval())
-    assert jf.acceleration(model).entries[0].runs == "C kernels"
+    report = jf.acceleration(model)
+    assert (report.entries[0].runs, "faster" in repr(report)) == ("C kernels", False)
     change(model)
-    assert jf.acceleration(model).entries[0].why.startswith(why)
+    report = jf.acceleration(model)
+    assert (report.entries[0].why.startswith(why), "faster" in repr(report)) == (True, True)
 
 
 def test_transforms_that_are_made_per_call_are_counted_where_they_are_made(sweeps: list[Any]) -> None:
@@ -192,8 +194,7 @@ def test_the_report_is_a_table(sweeps: list[Any], monkeypatch: pytest.MonkeyPatc
     rows = [line.split() for line in lines[rule + 1 :]]
     assert lines[0].split()[0] == "transform"
     assert rows == [
-        ["(itself)", "C", "kernels", "1", "C", "kernels", "1,200", "9"],
-        ["MaskedAffineA...iveTransform"],
+        ["(itself)", "MaskedAffineA...iveTransform", "C", "kernels", "1", "C", "kernels", "1,200", "9"],
     ]
     assert repr(report) == str(report)  # what a notebook shows
     assert str(jf.acceleration(nn.ReLU())) == "ReLU: no autoregressive transform"

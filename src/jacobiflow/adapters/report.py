@@ -56,7 +56,9 @@ class Acceleration:
     def __repr__(self) -> str:
         if not self.entries:
             return f"{self.name}: no autoregressive transform"
-        return table([COLUMNS, *(entry.cells() for entry in self.entries)])
+        rows = [COLUMNS, *(entry.cells() for entry in self.entries)]
+        why = COLUMNS.index("why not faster")
+        return table(rows if any(e.why for e in self.entries) else [[*r[:why], *r[why + 1 :]] for r in rows])
 
 
 def acceleration(model: Any) -> Acceleration:
