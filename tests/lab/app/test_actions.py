@@ -184,6 +184,7 @@ def test_a_field_that_a_plan_does_not_take_may_be_empty(shelf: ModelRegistry) ->
     assert "every pixel is the same" in views.sample_pictures(shelf["mnist-small"], found)["difference"][1]
     rows = cells(views.sample_html(shelf["mnist-small"], found), "summary")
     assert [row[0] for row in rows] == ["plain loop", "sequential"]
+    assert "by chance only" not in views.sample_html(shelf["mnist-small"], found)
 
 
 @pytest.mark.parametrize("model", ["mnist-maf", "ising-16"])
@@ -426,12 +427,14 @@ def test_fields_on_a_lattice_cannot_be_drawn(shelf: ModelRegistry) -> None:
 def test_a_plan_is_made_shown_and_used(small: ModelRegistry) -> None:
     name = small.names[0]
     flow = small[name]
+    found = actions.sample(small, **ASKED | {"model": name, "plan": "auto", "count": 2})
+    assert "auto decodes every block sequentially here" in text(views.sample_html(flow, found))
     asked: dict[str, Any] = {"model": name, "batch": 2, "labelled": True, "guidance": None}
     before = actions.machine_plan(small, **asked, measure=False)
     assert [method.width for method in before.plan] == [1, 1]  # there is no profile
     assert "Plan auto uses this plan" in text(views.plan_html(before))
     rows = cells(views.plan_html(before), "tuned-plan")
-    assert [row[0] for row in rows] == ["1 (next to the noise)", "2 (next to the data)"]
+    assert rows == [["1 (next to the noise)", "sequential"], ["2 (next to the data)", "sequential"]]
     seen: list[float] = []
     made = actions.machine_plan(
         small, **asked, measure=True, monitor=Monitor(report=lambda share, _: seen.append(share))
