@@ -111,6 +111,8 @@ def test_an_unknown_command(run: Any) -> None:
 def test_names_that_are_nearly_right(run: Any) -> None:
     assert "no model 'mnits' (did you mean mnist?): " in run("sample", "mnits").complaint
     assert "no recipe is called 'mnist-cp' (did you mean mnist-cpu?): " in run("train", "mnist-cp").complaint
+    plan = run("sample", "mnist", "--plan", "no.json").complaint
+    assert plan == "jacobiflow sample: cannot read the plan no.json: No such file or directory"
     plan = run("sample", "mnist", "--plan", "selectiv").complaint
     assert "no plan is called 'selectiv' (did you mean selective?): " in plan
 

@@ -120,7 +120,9 @@ def labels(value: Labels, n: int | None, classes: int, device: torch.device) -> 
     try:
         found = torch.as_tensor(value.copy() if isinstance(value, np.ndarray) else value, device=device)
     except (TypeError, ValueError, RuntimeError):  # which of them, differs between kinds of mistakes
-        raise ValueError(f"{words}, not {short(value)}") from None
+        named = isinstance(value, str | list | tuple) and any(isinstance(v, str) for v in value)
+        hint = ": flow.class_names.index gives the number of a name" if named else ""
+        raise ValueError(f"{words}, not {short(value)}{hint}") from None
     whole = not (found.is_floating_point() or found.is_complex() or found.dtype is torch.bool)
     if found.ndim > 1 or not (whole or found.shape == (0,)):
         kind = str(found.dtype).removeprefix("torch.")

@@ -210,7 +210,8 @@ class Plan:
         try:
             text = read_text(Path(path))
         except (OSError, TypeError, ValueError) as error:
-            raise PlanError(f"cannot read the plan {path}: {error}") from None
+            why = getattr(error, "strerror", None) or error  # without its number and the path once more
+            raise PlanError(f"cannot read the plan {path}: {why}") from None
         try:
             return cls.from_json(text, name=f"the plan {path}")
         except PlanError as error:
