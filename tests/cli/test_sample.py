@@ -412,9 +412,10 @@ def test_the_command_for_real(labelled: jf.Flow) -> None:
 @pytest.mark.filterwarnings("always")  # the command prints its warnings
 def test_a_loose_tolerance_is_told(run: Any) -> None:
     tarflow(0.3, num_classes=3, blocks=3).save("hard")
-    assert "warning" not in run("sample", "hard", "-n", 2).err
-    told = run("sample", "hard", "-n", 2, "--plan", "uniform", "--force").err  # the tol of the plan
-    assert told.startswith("jacobiflow: warning: tol 0.5 is loose for this flow")
+    ran = run("sample", "hard", "-n", 2, "--plan", "uniform")
+    assert "warning" not in ran.err
+    assert "converged (--check shows how close to exact), in out" in ran.out
+    assert "(--check" not in run("sample", "hard", "-n", 2, "--plan", "uniform", "--check", "--force").out
     told = run("sample", "hard", "-n", 2, "--plan", "uniform", "--tol", 4, "--force").err
     assert told.startswith("jacobiflow: warning: tol 4 is loose for this flow")
     assert told.count("\n") == 1

@@ -129,9 +129,12 @@ def draw_small(args: Args) -> int:
     doc = {"backend": stats.backend, "seconds": stats.seconds, "residual": residual, "status": worst.name}
     doc |= {"nonfinite": nonfinite, "out": str(args.out), "files": files, "model": args.flow.model}
     doc |= {"n": args.n, "plan": args.plan, "labels": args.flow.labels, "seed": args.decoding.seed}
+    unmeasured = worst is Status.CONVERGED and residual is None and args.plan in SWEPT  # the others bound it
+    exactness = " (--check shows how close to exact)" if unmeasured else ""
+    exactness = exactness if residual is None else f", residual {residual:.2g}"
     text = (
         f"{args.n:,} samples, plan {args.plan}, backend {stats.backend}, {stats.seconds:.3f} s, worst status "
-        f"{worst.words}{'' if residual is None else f', residual {residual:.2g}'}, in {args.out}: {', '.join(files)}"
+        f"{worst.words}{exactness}, in {args.out}: {', '.join(files)}"
     )
     cli.report(doc, text, as_json=args.json)
     return cli.exit_status("sample", nonfinite, args.n, remedy(asked.guidance, samples.x.dtype))

@@ -18,6 +18,7 @@ import jacobiflow
 from jacobiflow.cli.options import (
     GuidanceOptions,
     label_cycle,
+    option,
     parse,
     pick_device,
     refuse_context,
@@ -73,7 +74,7 @@ class Args:
     """Which real images: held-out ones, or those of training."""
     labels: str = "all"
     """Classes that samples take in turn: all, none, 3, 0-9 or 1,3,5-7."""
-    plan: Annotated[str, tyro.conf.arg(metavar="PLAN")] = ""
+    plan: Annotated[str | None, option("PLAN")] = None
     """auto, sequential, uniform, selective or a JSON file. Default: auto; with --tol selective."""
     reference_plan: Annotated[str, tyro.conf.arg(metavar="PLAN")] = "sequential"
     """paired: the plan to compare with."""
