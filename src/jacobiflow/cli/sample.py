@@ -118,9 +118,8 @@ def draw_small(args: Args) -> int:
     batch = min(args.n, DENOISING_BATCH if args.denoise else BATCH)
     plan = asked.resolve_plan(flow, batch)
     samples = draw(asked, plan, flow, range(args.n), batch, check=args.check, progress=True)
-    if args.plan in SWEPT:  # a warning says if tol is loose
-        tol = flow.default_tol if args.decoding.tol is None else args.decoding.tol
-        z, how = flow.noise(PROBES, asked.seed), args.decoding.of_plan(args.plan) | {"tol": tol}
+    if args.decoding.tol is not None:  # a warning says if it is loose
+        z, how = flow.noise(PROBES, asked.seed), args.decoding.of_plan(args.plan or "")
         flow.decode(z, args.plan, **how, **asked.decode_options(range(PROBES)))
     files = write(samples, args.out, 10 if args.flow.labels == "0-9" and args.n >= 10 else None)
     stats, nonfinite = samples.stats, samples.status["NONFINITE"]
