@@ -415,9 +415,9 @@ def test_what_is_no_drawing_gets_a_message(shelf: ModelRegistry, value: Any) -> 
 
 
 def test_fields_on_a_lattice_cannot_be_drawn(shelf: ModelRegistry) -> None:
-    assert shelf.names == ["mnist-small", "cifar10-cpu", "cifar100-cpu", "ising-16", "mnist", "mnist-maf"]
-    assert shelf.invertible == ["mnist-small", "cifar10-cpu", "cifar100-cpu", "mnist", "mnist-maf"]
-    with pytest.raises(UserError, match="choose a model of images: mnist-small or cifar10-cpu or cifar100"):
+    assert shelf.names == ["mnist-small", "cifar10", "cifar10-cpu", "cifar100-cpu", "ising-16", "mnist", "mnist-maf"]
+    assert shelf.invertible == ["mnist-small", "cifar10", "cifar10-cpu", "cifar100-cpu", "mnist", "mnist-maf"]
+    with pytest.raises(UserError, match="choose a model of images: mnist-small or cifar10 or cifar10-cpu or cifar100"):
         invert(shelf, **INVERTED | {"model": "ising-16"}, drawing="x")
 
 
