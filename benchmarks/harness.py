@@ -19,6 +19,7 @@ from torch import Tensor
 
 import jacobiflow as jf
 from jacobiflow.core.hardware import busy_elsewhere, processor_name
+from jacobiflow.flows.compare import REST
 from jacobiflow.flows.masked_mlp import MaskedMLP
 
 ROOT = Path(__file__).parent.parent
@@ -51,6 +52,7 @@ def race(
     outs: dict[str, Tensor] = {}
     for turn in range(repeats + 1):
         for name, run in runs.items():
+            time.sleep(REST)
             began = time.perf_counter()
             outs[name] = run()
             if turn:  # the first round warms up

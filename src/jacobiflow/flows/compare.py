@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from jacobiflow.kernels.backend import Backend
 FEWEST_RUNS, MOST_RUNS = 3, 15  # of each plan
 STABLE = 0.1  # relative error of a speed-up that may be printed, with two digits
 NOISY = "too noisy"
+REST = 0.03  # seconds before a run: torch's threads wait for more work by spinning, for some milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,7 @@ def compare(
             for name in reversed(names) if run % 2 else names:  # so that each follows two others
                 progress(f"batch {batch}, run {run + 1} of at most {most}: {name}")
                 given = options(name) | condition(batch)
+                sleep(REST)
                 outs[name] = _decode(flow, z[:batch], name, backend=backend, **given)
                 seconds[name].append(outs[name].stats.seconds)
             if all(agree(seconds[names[0]], seconds[name]) for name in names):
