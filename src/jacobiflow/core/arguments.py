@@ -116,7 +116,7 @@ def labels(value: Labels, n: int | None, classes: int, device: torch.device) -> 
     """Class numbers [n], of one whole number or n of them; -1 is no label. n None: as many as there are."""
     if not classes:
         raise ValueError("this flow takes no labels: leave them out")
-    words = "labels must be a whole number, or one a sample in a list, range, array or tensor"
+    words = "labels must be a whole number, or one per sample in a list, range, array or tensor"
     try:
         found = torch.as_tensor(value.copy() if isinstance(value, np.ndarray) else value, device=device)
     except (TypeError, ValueError, RuntimeError):  # which of them, differs between kinds of mistakes

@@ -114,7 +114,7 @@ class Plan:
         try:
             object.__setattr__(self, "methods", tuple(self.methods))
         except TypeError:
-            raise PlanError(f"Plan takes a tuple of jf.Method, one a block, not {short(self.methods)}") from None
+            raise PlanError(f"Plan takes a tuple of jf.Method, one per block, not {short(self.methods)}") from None
         for i, method in enumerate(self.methods):
             if not isinstance(method, Method):
                 raise PlanError(f"Plan takes jf.Method entries; entry {i} is {short(method)}")

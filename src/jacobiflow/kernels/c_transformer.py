@@ -98,8 +98,8 @@ class CCache:
 
     @classmethod
     def shaped(cls, shape: Sequence[int], size: int) -> CCache:
-        # Whatever torch's defaults are. One piece of memory: the C library gives two back to the system each time,
-        # and one that is large.
+        # Keys and values share one allocation, which malloc keeps for the next cache; it returned two to the system
+        # each time. Larger ones are always returned, so they ask for large pages, which are quicker to map.
         k, v = both = torch.empty(2, *shape, size * PANEL, dtype=torch.float32, device="cpu")
         if both.nbytes > LARGE_BYTES and (lib := library()) is not None:
             lib.jf_large_pages(both.data_ptr(), both.nbytes)
