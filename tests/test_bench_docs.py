@@ -70,15 +70,3 @@ def test_a_run_keeps_what_it_does_not_measure() -> None:
     assert again.startswith("before\n")
     assert again.endswith("<!-- end -->\nafter\n")
     assert "old" not in again
-
-
-def test_the_first_table_of_readme_has_the_figures_of_the_record() -> None:
-    rows = {(r["method"], r["batch"]): r for r in doc("tarflow", "rows")["rows"]}
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    first = lines.index(next(line for line in lines if line.startswith("| decoding | speed-up at batch 1 |")))
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[first + 3 : first + 6]]
-    for (name, *cells), method in zip(table, ("sequential", "selective, tol 0.5", "auto"), strict=True):
-        assert name.startswith(method)
-        one, many = rows[method, 1], rows[method, 16]
-        largest = max(one["deviation"], many["deviation"])
-        assert cells == [f"{one['ratio']:.3g}x", f"{many['ratio']:.3g}x", f"{largest:.2g}"]

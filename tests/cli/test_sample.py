@@ -21,6 +21,7 @@ import jacobiflow as jf
 from jacobiflow.cli import sample
 from jacobiflow.core import hardware
 from jacobiflow.core.pictures import to_pixels
+from jacobiflow.flows.checks import LARGE
 from subjects import maf, tarflow
 
 SHAPE: dict[str, Any] = {"image_size": 6, "width": 8, "head_dim": 4, "blocks": 2, "layers_per_block": 1}
@@ -410,15 +411,18 @@ def test_the_command_for_real(labelled: jf.Flow) -> None:
 
 
 @pytest.mark.filterwarnings("always")  # the command prints its warnings
-def test_a_loose_tolerance_is_told(run: Any) -> None:
+def test_a_loose_plan_is_told(run: Any) -> None:
     tarflow(0.3, num_classes=3, blocks=3).save("hard")
-    ran = run("sample", "hard", "-n", 2, "--plan", "uniform")
-    assert "warning" not in ran.err
-    assert "converged (--check shows how close to exact), in out" in ran.out
-    assert "(--check" not in run("sample", "hard", "-n", 2, "--plan", "uniform", "--check", "--force").out
-    told = run("sample", "hard", "-n", 2, "--plan", "uniform", "--tol", 4, "--force").err
-    assert told.startswith("jacobiflow: warning: tol 4 is loose for this flow")
-    assert told.count("\n") == 1
+    loose = run("sample", "hard", "-n", 2, "--plan", "uniform")
+    found = re.search(r"worst status converged, residual ([\d.]+) \(visibly inexact: add --tol, or leave", loose.out)
+    assert found is not None
+    assert float(found[1]) > LARGE
+    given = run("sample", "hard", "-n", 2, "--plan", "uniform", "--tol", 4, "--force").err
+    assert given.startswith("jacobiflow: warning: tol 4 is loose for this flow, |encode(x) - z| reaches ")
+    assert given.count("\n") == 1
+    tight = run("sample", "hard", "-n", 2, "--plan", "uniform", "--tol", 1e-4, "--force")
+    assert "warning" not in tight.err
+    assert re.search(r"worst status converged, residual [\d.e-]+, in out", tight.out)
 
 
 def test_progress_is_shown(run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,6 +219,8 @@ def test_guidance_that_changes_nothing_is_an_error() -> None:
             jf.tune(flow, 4, labels=labels, guidance=2.0)
     with pytest.raises(ValueError, match=give):
         plain.sample(4, guidance=2.0)
+    with pytest.raises(ValueError, match="guidance of weight 0 changes nothing: give a weight"):
+        flow.sample(4, labels=1, guidance=jf.Guidance(annealed=True))
     shift = tarflow(0.25, num_classes=3, volume_preserving=True).float()
     with pytest.raises(ValueError, match="volume-preserving flow: use 'b' or 'ab'"):
         shift.sample(4, labels=1, guidance=jf.Guidance(2, what="a"))

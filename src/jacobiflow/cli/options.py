@@ -43,6 +43,8 @@ def option(metavar: str) -> Any:
 
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # off by default
 Force = Annotated[bool, tyro.conf.arg(help="Replace files of an earlier run.", help_behavior_hint="")]
+Device = Annotated[str, tyro.conf.arg(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, ...")]
+Seed = Annotated[int, tyro.conf.arg(metavar="SEED", help="Seed of the noise. Sample i depends on (seed, i) only.")]
 Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.", help_behavior_hint="")]
 
 
@@ -54,8 +56,7 @@ class FlowOptions:
     """A bundled name, a checkpoint folder or a hub id."""
     labels: Annotated[str | None, option("LABELS")] = None
     """Classes, in turn: 3, 0-9, 1,3,5-7 or cat,dog. Default: no label."""
-    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
+    device: Device = "auto"
     threads: Annotated[int | None, option("N")] = None
     """CPU threads. Default: torch's own; 1 in a large job."""
 
@@ -85,8 +86,7 @@ class DecodingOptions:
     """First guess: zeros, noise, previous or calibrated. Default: the model's own."""
     max_deviation: Annotated[float | None, option("BOUND")] = None
     """Plan auto: largest deviation from exact. Default: the model's own."""
-    seed: Annotated[int, tyro.conf.arg(metavar="SEED")] = 0
-    """Sample i depends on (seed, i) only."""
+    seed: Seed = 0
     backend: Annotated[Backend | None, option("BACKEND")] = None
     """torch, c or compile. Default: the fastest that supports the model."""
 
@@ -183,6 +183,7 @@ def _tidy(text: str, off: str) -> str:
     """
     text = re.sub(rf"\s*\(default:\s*(None|''|{off})?\)", "", text)
     text = re.sub(r"(?<=\[)[^]\n]+", lambda found: found[0].replace(" ", "\xa0"), text)  # [--option VALUE]
+    text = re.sub(r"-(\w) (\S+), --\1 \2", lambda found: found[0].partition(",")[0].ljust(len(found[0])), text)
     wrap = partial(textwrap.fill, width=terminal_width(), break_on_hyphens=False)
     lines = (wrap(s) if len(s) > terminal_width() else s for s in map(str.rstrip, text.splitlines()))
     text = re.sub(r"\n\n(?=  -)", "\n", "\n".join(lines).replace("\xa0", " "))

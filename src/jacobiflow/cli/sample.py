@@ -21,7 +21,7 @@ from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.pictures import SHOWN, as_images, save_images
 from jacobiflow.core.progress import note
 from jacobiflow.core.results import Status
-from jacobiflow.flows.checks import PROBES, remedy
+from jacobiflow.flows.checks import LARGE, remedy, warn_if_loose
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.plans import PLANS, SWEPT
 from jacobiflow.jobs.manifest import FILE as MANIFEST
@@ -117,10 +117,8 @@ def draw_small(args: Args) -> int:
     cli.make_folder(args.out, FILES, force=args.force)
     batch = min(args.n, DENOISING_BATCH if args.denoise else BATCH)
     plan = asked.resolve_plan(flow, batch)
-    samples = draw(asked, plan, flow, range(args.n), batch, check=args.check, progress=True)
-    if args.decoding.tol is not None:  # a warning says if it is loose
-        z, how = flow.noise(PROBES, asked.seed), args.decoding.of_plan(args.plan or "")
-        flow.decode(z, args.plan, **how, **asked.decode_options(range(PROBES)))
+    check = args.check or args.plan in SWEPT  # the other plans bound the deviation
+    samples = draw(asked, plan, flow, range(args.n), batch, check=check, progress=True)
     files = write(samples, args.out, 10 if args.flow.labels == "0-9" and args.n >= 10 else None)
     stats, nonfinite = samples.stats, samples.status["NONFINITE"]
     worst = max((Status[name] for name in samples.status), key=lambda s: s.rank)
@@ -128,9 +126,11 @@ def draw_small(args: Args) -> int:
     doc = {"backend": stats.backend, "seconds": stats.seconds, "residual": residual, "status": worst.name}
     doc |= {"nonfinite": nonfinite, "out": str(args.out), "files": files, "model": args.flow.model}
     doc |= {"n": args.n, "plan": args.plan, "labels": args.flow.labels, "seed": args.decoding.seed}
-    unmeasured = worst is Status.CONVERGED and residual is None and args.plan in SWEPT  # the others bound it
-    exactness = " (--check shows how close to exact)" if unmeasured else ""
-    exactness = exactness if residual is None else f", residual {residual:.2g}"
+    exactness = "" if residual is None else f", residual {residual:.2g}"
+    if stats.residual is not None and args.decoding.tol is not None:
+        warn_if_loose(args.decoding.tol, stats.residual)
+    elif residual is not None and residual > LARGE and args.plan in SWEPT:
+        exactness += " (visibly inexact: add --tol, or leave out --plan)"
     text = (
         f"{args.n:,} samples, plan {args.plan}, backend {stats.backend}, {stats.seconds:.3f} s, worst status "
         f"{worst.words}{exactness}, in {args.out}: {', '.join(files)}"

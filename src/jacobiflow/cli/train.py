@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import tyro
 
-from jacobiflow.cli.options import Switch, parse, pick_device
+from jacobiflow.cli.options import Device, Switch, parse, pick_device
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.tables import listing
 from jacobiflow.data.sources import DataConfig, survey
@@ -39,8 +39,7 @@ class Args(Generic[Model]):
     training: TrainingConfig = field(default_factory=TrainingConfig)
     out: Path = Path("runs/flow")
     """Folder of the run."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
+    device: Device = "auto"
     json: tyro.conf.FlagCreatePairsOff[Switch] = False
     """At the end, print the last logged values and the path of the model as JSON."""
 

@@ -48,11 +48,11 @@ def warn_of_nonfinite(x: Tensor, z: Tensor, guidance: float | Guidance) -> None:
     warn_caller(describe(lost, len(x), advice))
 
 
-def warn_if_loose(tol: float, z: Tensor, again: Tensor) -> None:
-    """One warning, at the caller's line, if residuals |again - z| of samples of z [n, ...] are large."""
-    largest = float((again - z).abs().nan_to_num(0.0, posinf=0.0).max())
+def warn_if_loose(tol: float, residual: Tensor) -> None:
+    """One warning, at the caller's line, if residuals |encode(x) - z| of samples [n, ...] are large."""
+    largest = float(residual.nan_to_num(0.0, posinf=0.0).max())
     if largest > LARGE:
-        what = f"tol {tol:g} is loose for this flow, |encode(x) - z| reaches {largest:.2g} in {len(z)} samples"
+        what = f"tol {tol:g} is loose for this flow, |encode(x) - z| reaches {largest:.2g} in {len(residual)} samples"
         warn_caller(f"{what}: lower tol, or use plan auto, which keeps max_deviation")
 
 

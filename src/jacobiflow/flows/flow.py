@@ -315,7 +315,7 @@ class Flow(nn.Module, ABC):
         z, condition = z[: len(x)].detach(), None if condition is None else condition[: len(x)]
         with torch.no_grad():
             again, _ = self._encode(self.to_sequence(x), condition, guide)
-        warn_if_loose(tol, z, again.reshape(z.shape))
+        warn_if_loose(tol, (again.reshape(z.shape) - z).abs())
 
     @property
     def image_shape(self) -> tuple[int, ...] | None:

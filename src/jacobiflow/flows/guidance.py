@@ -50,7 +50,9 @@ class Guidance:
         return value if isinstance(value, Guidance) else cls(value)
 
     def refuse_idle(self, labels: Labels | None, fix: str = IDLE) -> None:
-        """Raise if it would double the cost and change nothing, because both branches are the same."""
+        """Raise if it changes nothing: without a weight, or because both branches are the same, at twice the cost."""
+        if not self.weight and self != Guidance(self.weight):
+            raise ValueError("guidance of weight 0 changes nothing: give a weight such as jf.Guidance(1.5, ...)")
         unlabelled = labels is None or (np.ndim(labels) == 0 and labels == -1)
         if unlabelled and self.weight and self.attn_temp == 1:
             raise ValueError(f"guidance without labels changes nothing at attn_temp 1: {fix}")

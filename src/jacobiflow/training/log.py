@@ -78,9 +78,8 @@ class Log:
 
 def last(folder: Path) -> dict[str, float | None]:
     """All values that were logged at the last step."""
-    found = entries(folder)
-    end = max((e["step"] for e in found), default=0)
-    return {k: v for e in found if e["step"] == end for k, v in e.items()}
+    found: list[dict[str, float | None]] = entries(folder)
+    return found[-1] if found else {}
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:

@@ -51,10 +51,11 @@ def train(recipe: Recipe, out: Path, device: torch.device, world: World, data: S
         note(f"{trainer.total:,} steps on {where}, into {out}")
     trainer.run()
     if world.leader:
-        note("measuring how fast sweeps converge, for plan auto")
         flow = load(out / "model")
-        measure(flow, PROFILE_SECONDS)
-        flow.save(out / "model")
+        if flow.profile is None:  # a finished run that is run again has one
+            note("measuring how fast sweeps converge, for plan auto")
+            measure(flow, PROFILE_SECONDS)
+            flow.save(out / "model")
         note(f"done; try: jacobiflow sample {out / 'model'} -n 16 --out samples")
 
 

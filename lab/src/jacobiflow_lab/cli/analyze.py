@@ -50,7 +50,7 @@ class Args:
     """A bundled name, a checkpoint folder, a hub id, or the folder of a training run."""
     what: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
     """Names from above. Default: all, but progress for training runs only."""
-    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 32
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"], metavar="N")] = 32
     """Number of samples."""
     labels: Annotated[str | None, tyro.conf.arg(metavar="LABELS")] = None
     """Classes that samples take in turn: 3, 0-9 or 1,3,5-7. Default: no label."""
@@ -60,15 +60,13 @@ class Args:
     """Tolerance of blocks that are swept. Default: the model's."""
     init: Annotated[Literal["zeros", "noise", "previous"] | None, tyro.conf.arg(metavar="INIT")] = None
     """First guess of sweeps: zeros, noise or previous. Default: the model's."""
-    batch: int = 16
+    batch: Annotated[int, tyro.conf.arg(metavar="BATCH")] = 16
     """Samples per batch, for sweeps, runtime and memory."""
-    repeats: int = 3
+    repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 3
     """runtime: batches per plan; their mean is shown."""
-    seed: int = 0
-    """Seed of the noise. Sample i depends on (seed, i) only."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
-    out: Path = Path("out")
+    seed: cli.Seed = 0
+    device: cli.Device = "auto"
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("out")
     """Folder for JSON and pictures."""
     force: cli.Force = False
     json: bool = False

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from jacobiflow.cli.options import parse, pick_device
+from jacobiflow.cli.options import Device, parse, pick_device
 from jacobiflow.core.progress import note
 from jacobiflow.core.suggest import pip_install
 from jacobiflow_lab.app.models import UserError
@@ -25,18 +25,17 @@ class Args:
     example: jacobiflow app --model mnist --port 7860
     """
 
-    model: str = "mnist"
+    model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "mnist"
     """The model shown first: a bundled name, a checkpoint folder or a hub id."""
-    port: int = 7860
+    port: Annotated[int, tyro.conf.arg(metavar="PORT")] = 7860
     """Port to listen on. 0 means any free port."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
     """Address to listen on. 0.0.0.0 lets other machines in, by this machine's address or by a name given
     with --allow-host."""
     allow_host: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")] = ()
     """A further name that the page answers to; may be repeated. Default: localhost, --host and the address
     that a visitor connects to. Requests for other hosts are rejected."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
+    device: Device = "auto"
 
 
 def main(argv: Sequence[str]) -> None:

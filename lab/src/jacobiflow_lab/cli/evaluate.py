@@ -16,7 +16,9 @@ from torch import Tensor
 
 import jacobiflow
 from jacobiflow.cli.options import (
+    Device,
     GuidanceOptions,
+    Seed,
     label_cycle,
     option,
     parse,
@@ -72,7 +74,7 @@ class Args:
     """Number of real images. Default: as many as samples."""
     split: Literal["validation", "train"] = "validation"
     """Which real images: held-out ones, or those of training."""
-    labels: str = "all"
+    labels: Annotated[str, tyro.conf.arg(metavar="LABELS")] = "all"
     """Classes that samples take in turn: all, none, 3, 0-9 or 1,3,5-7."""
     plan: Annotated[str | None, option("PLAN")] = None
     """auto, sequential, uniform, selective or a JSON file. Default: auto; with --tol selective."""
@@ -87,12 +89,10 @@ class Args:
     """bpd: gaussian, dequantize, binary or none. Default: as the model was trained."""
     clip: Annotated[str, tyro.conf.arg(metavar="CLIP")] = ""
     """clip-iqa: a CLIP for transformers, as a folder or hub id."""
-    seed: int = 0
-    """Seed of the noise. Sample i depends on (seed, i) only."""
+    seed: Seed = 0
     batch: Annotated[int | None, tyro.conf.arg(metavar="BATCH")] = None
     """Samples per batch. Default: 64 images, or 1,000 fields."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
+    device: Device = "auto"
     json: bool = False
     """Print JSON instead of a table."""
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jacobiflow.cli.options import make_folder, parse, pick_device, report
+from jacobiflow.cli.options import Device, make_folder, parse, pick_device, report
 from jacobiflow.core.arguments import as_int
 from jacobiflow.core.processes import World
 from jacobiflow.core.progress import note
@@ -48,7 +48,7 @@ class Args:
     """Tables and figures. Default: all. `jacobiflow reproduce list` lists them."""
     scale: Literal["cpu", "paper"] = "cpu"
     """cpu: models that fit a CPU. paper: the paper's models and rules, with a GPU."""
-    out: Path = Path("report")
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("report")
     """Folder for results."""
     models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
     """Only these models. Default: all of the scale."""
@@ -58,24 +58,23 @@ class Args:
     """Folder of the data sets, such as cifar10.npz. Rows that need data are skipped without it."""
     records: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """A published report, such as docs/report: its rows are used where weights are missing."""
-    ddim: str = ""
+    ddim: Annotated[str, tyro.conf.arg(metavar="DDIM")] = ""
     """Weights of DDIM: a diffusers folder or hub id. Default: MODEL-ddim in --models-dir."""
     train_missing: bool = False
     """Train missing models and baselines into --out/trained. This takes hours."""
     samples: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Samples scored per method. Default: the scale's."""
-    clip: str = ""
+    clip: Annotated[str, tyro.conf.arg(metavar="CLIP")] = ""
     """A CLIP model for CLIP-IQA: a folder in transformers' format or a hub id."""
-    guidance: float = 0.0
+    guidance: Annotated[float, tyro.conf.arg(metavar="WEIGHT")] = 0.0
     """Annealed guidance of the samples that are scored and shown. Times are without guidance."""
-    seed: int = 0
+    seed: Annotated[int, tyro.conf.arg(metavar="SEED")] = 0
     """Seed of the noise. Several runs use consecutive seeds."""
     again: bool = False
     """Measure again what is already there."""
     publish: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Also write a copy of report and JSON, pictures in the page, with the licence of AFHQ."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
+    device: Device = "auto"
     json: bool = False
     """Print JSON instead of tables."""
 

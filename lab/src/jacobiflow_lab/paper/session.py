@@ -56,7 +56,7 @@ class Session:
     @property
     def annealed_guidance(self) -> Guidance:
         """Of samples that are scored and shown."""
-        return Guidance(weight=self.guidance, annealed=True)
+        return Guidance(weight=self.guidance, annealed=bool(self.guidance))
 
 
 class Task:
