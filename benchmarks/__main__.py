@@ -16,7 +16,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks import auto, compiled, goals, ladder, maf, memory, operators, roads, tarflow, training, weights
+from benchmarks import auto, compiled, goals, ladder, maf, memory, operators, roads, shares, tarflow, training, weights
 from benchmarks.harness import REPEATS, ROOT, Section, record, write_tables
 
 SECTIONS = {
@@ -33,6 +33,7 @@ SECTIONS = {
     "guesses": Section("whole sweeps until the error is at most 0.05, by first guess", auto.guesses),
     "memory": Section("peak memory of decoding", memory.rows),
     "operators": Section("where the time goes", operators.rows),
+    "shares": Section("where sequential decoding spends its time in the C kernels", shares.rows),
     "compile": Section("the backends: torch.compile against the C kernels and plain torch", compiled.rows),
     "training": Section("a training step on this processor", training.rows),
     "weights": Section("looking at every byte of the weights in each call", weights.rows),

@@ -24,7 +24,7 @@ from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import World
 from jacobiflow.training import loop
 from jacobiflow.training.log import Log
-from jacobiflow.training.loop import Trainer, TrainingError, batches, generator, learning_rate, nearest_other
+from jacobiflow.training.loop import Trainer, TrainingError, batches, generator, learning_rate
 from jacobiflow.training.recipe import Recipe, TrainingConfig
 from jacobiflow.training.train import build_flow, load_for
 
@@ -250,38 +250,6 @@ def test_the_loss_goes_down(train, tmp_path):
     found = losses(train(tmp_path, "--training.epochs", 20))
     assert len(found) == 100
     assert np.mean(found[-10:]) < np.mean(found[:5]) - 0.8
-
-
-def test_contrast_is_the_cost_of_the_nearest_other_class(recipe: Path, tmp_path: Path) -> None:
-    """Of every second image that has a label, in nats per dimension."""
-    subject = trainer(recipe, tmp_path, contrast=3.0)
-    flow, batch = subject.flow, subject.batch(subject.train, torch.arange(9), generator(0), augment=False)
-    labels = batch.labels.index_fill(0, torch.tensor([2]), -1)
-    with torch.no_grad():
-        own, wrong = flow.log_prob(batch.x, labels), flow.log_prob(batch.x, 1 - batch.labels)
-        told = torch.tensor([math.log1p(math.exp(wrong[i] - own[i])) for i in (0, 4, 6, 8)])
-        found, squares = subject.loss(batch.x, labels)
-        plain, same_squares = loop.Loss(flow, 1e-4)(batch.x, labels)
-    assert found.item() == pytest.approx((plain + 3.0 * told.sum() / 5 / 64).item(), rel=1e-5)
-    assert told.sum() > 0.1
-    assert torch.allclose(squares, same_squares, atol=1e-5)
-
-
-def test_the_nearest_other_class() -> None:
-    means = torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0]])[:, None, None]
-    x, labels = means[[0, 1, 2, 2]] + 0.1, torch.tensor([0, 1, 2, -1])
-    assert nearest_other(x, labels, means).tolist() == [1, 0, 1, 2]
-
-
-def test_contrast_tells_classes_apart(recipe: Path, tmp_path: Path) -> None:
-    def gap(**training: Any) -> float:
-        subject = trainer(recipe, tmp_path, lr=3e-3, **training)
-        steps(subject, 15)
-        x, labels = subject.batch(subject.train, torch.arange(64), generator(1), augment=False)
-        with torch.no_grad():
-            return float((subject.flow.log_prob(x, labels) - subject.flow.log_prob(x, 1 - labels)).mean())
-
-    assert gap(contrast=20.0) > gap() + 1
 
 
 @pytest.mark.skipif(not MNIST.exists(), reason="needs mnist.npz")

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jacobiflow.core.files import checksum, remove_leftovers, write_errors
@@ -31,7 +30,7 @@ from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import Batch, prepare
 from jacobiflow.flows.checkpoint import document
-from jacobiflow.flows.flow import Flow, standard_normal
+from jacobiflow.flows.flow import Flow
 from jacobiflow.training.log import Log
 from jacobiflow.training.recipe import Recipe, TrainingConfig
 from jacobiflow.training.state import CONTENT, State
@@ -122,8 +121,7 @@ class Trainer:
         )
         self.average: Flow | None = deepcopy(flow) if config.ema else None
         self.result = self.average or flow
-        means = class_means(train, flow.num_classes) if config.contrast and isinstance(train, Images) else None
-        loss: nn.Module = Loss(flow, config.tol, config.contrast, means).to(self.device)
+        loss: nn.Module = Loss(flow, config.tol)
         if config.compile:
             loss = torch.compile(loss)  # type: ignore[assignment]
         self.loss = nn.parallel.DistributedDataParallel(loss, **_no_buffers()) if world.size > 1 else loss
@@ -293,37 +291,14 @@ class Draws:
 
 
 class Loss(nn.Module):
-    """The flow's `training_loss` as a module, which torch compiles or distributes; and the contrast of classes."""
+    """The flow's `training_loss` as a module, which torch compiles or distributes."""
 
-    means: Tensor | None
-
-    def __init__(self, flow: Flow, tol: float, contrast: float = 0.0, means: Tensor | None = None) -> None:
+    def __init__(self, flow: Flow, tol: float) -> None:
         super().__init__()
-        self.flow, self.tol, self.contrast = flow, tol, contrast
-        self.register_buffer("means", means, persistent=False)
+        self.flow, self.tol = flow, tol
 
     def forward(self, x: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-        if self.means is None or labels is None:
-            return self.flow.training_loss(x, labels, self.tol)
-        some, own = x[::2], labels[::2]  # another class costs a pass of its own: every second image takes it
-        enc = self.flow.encode(torch.cat([x, some]), torch.cat([labels, nearest_other(some, own, self.means)]))
-        n, log_p = len(x), standard_normal(enc.z) + enc.log_det
-        missed = torch.where(own >= 0, F.softplus(log_p[n:] - log_p[:n:2]), 0).mean()
-        loss = (self.contrast * missed - log_p[:n].mean()) / math.prod(self.flow.data_shape)
-        return loss, enc.z[:n].detach().square().mean(0)
-
-
-def class_means(images: Images, classes: int) -> Tensor:
-    """The mean image of each class [classes, C, H, W], in [-1, 1]."""
-    assert images.labels is not None
-    own = (images.pixels[images.labels == c].float().mean(0) for c in range(classes))
-    return torch.stack(list(own)) / 127.5 - 1
-
-
-def nearest_other(x: Tensor, labels: Tensor, means: Tensor) -> Tensor:
-    """For each image, the class with the nearest mean image that is not its own."""
-    far = torch.cdist(x.flatten(1), means.flatten(1))
-    return far.scatter(1, labels.clamp(min=0)[:, None], math.inf).argmin(1)
+        return self.flow.training_loss(x, labels, self.tol)
 
 
 def _no_buffers() -> dict[str, Any]:

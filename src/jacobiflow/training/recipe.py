@@ -30,8 +30,7 @@ RULES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     ("positive", lambda v: 0 < v < math.inf, ("epochs", "lr")),
     ("1e+09 or less", lambda v: v <= 1e9, ("epochs",)),
     ("1e+30 or less", lambda v: v <= 1e30, ("lr", "final_lr", "weight_decay")),
-    ("0 or more", lambda v: 0 <= v < math.inf, ("final_lr", "warmup_epochs", "weight_decay", "clip")),
-    ("0 or more", lambda v: 0 <= v < math.inf, ("contrast", "tol")),
+    ("0 or more", lambda v: 0 <= v < math.inf, ("final_lr", "warmup_epochs", "weight_decay", "clip", "tol")),
     ("0 or more", lambda v: v >= 0, ("seed", "sample_every", "keep_every", "validate")),
     ("below 2^63", lambda v: v < 2**63, ("seed",)),
     ("in [0, 1)", lambda v: 0 <= v < 1, ("label_drop", "ema")),
@@ -55,7 +54,6 @@ class TrainingConfig:
     noise: Noise = "gaussian"  # Added to the images: gaussian with model.noise_std; the others are uniform.
     tol: float = 1e-4  # Of the sweeps that draw samples, for losses of samples. Loose ones bias gradients.
     label_drop: float = 0.0  # Share of labels that are dropped, so that the model also learns without.
-    contrast: float = 0.0  # Weight of telling an image's class from the one with the nearest mean image.
     flip: bool = False  # Mirror each image with probability 1/2.
     ema: float = 0.0  # Decay of averaged weights, smaller in early steps; they are the result. 0: no average.
     seed: int = 0  # Seed of initial weights, data order, noise, flips and dropped labels.
@@ -98,8 +96,6 @@ class Recipe:
         if noise == "gaussian" and not std:
             wrong = "training.noise gaussian needs a model with a noise_std above 0"
             raise RecipeError(f"{wrong}: set it, or another noise")
-        if self.training.contrast and getattr(self.model, "num_classes", 0) < 2:
-            raise RecipeError("training.contrast compares classes: set model.num_classes to 2 or more")
         if noise != "gaussian" and std:
             raise RecipeError(f"model.noise_std {std} is for training.noise gaussian, not {noise}: set it to 0")
 
