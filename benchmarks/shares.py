@@ -21,7 +21,8 @@ from benchmarks.harness import ROOT, Row
 from jacobiflow.core.cache_folder import cache_folder
 from jacobiflow.kernels.build import version
 
-SECONDS = 8.0
+SECONDS = 12.0
+LATER = 5000  # milliseconds for imports and the first run
 CASES = (("mnist", 1), ("mnist", 16), ("mnist", 64), ("cifar", 1), ("cifar", 16), ("cifar", 64))
 SHARES = {
     "products": r"tile\d|fetch\d|pairs\d|product|multiply",
@@ -72,7 +73,7 @@ def rows(repeats: int) -> list[Row]:
     for model, n in CASES:
         with tempfile.NamedTemporaryFile() as data:
             command = [sys.executable, "-m", "benchmarks.shares", model, str(n)]
-            sampled = ["perf", "record", "-q", "-F", "1999", "-o", data.name, *command]
+            sampled = ["perf", "record", "-q", "-F", "1999", "-D", str(LATER), "-o", data.name, *command]
             out = subprocess.run(sampled, check=True, capture_output=True, text=True, cwd=ROOT)
             told = ["perf", "report", "-i", data.name, "--stdio", "--sort", "dso,symbol"]
             report = subprocess.run(told, check=True, capture_output=True, text=True).stdout

@@ -265,6 +265,7 @@ def test_the_original_runs_where_it_is_as_fast(decoded: list[Any], monkeypatch: 
         (9, 1, 9.9, "original", {"ours": 6, "one pass": 1, "original": 5}),  # no gain worth it
         (8, 1, 9.9, "ours", {"ours": 6, "one pass": 1, "original": 5}),
         (30, 1, 50, "ours", {"ours": 2, "one pass": 1, "original": 1}),  # a pass told too little
+        (0.4, 0.1, 0.26, "original", {"ours": 6, "one pass": 1, "original": 5}),  # short: a pass costs a call
         (190, 20, 10**9, "original", {"ours": 2, "one pass": 2}),  # 10 passes take too long to be tried
     ],
 )

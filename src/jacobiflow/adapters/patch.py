@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from jacobiflow.adapters.recognise import verify
 from jacobiflow.adapters.transform_spec import Declined, NothingToGain, TransformSpec
 from jacobiflow.flows.weights import tensors_of
 
+AS_FAST = ("it is as fast", "it is as fast with gradients")
 FEW_PASSES = 2  # of an original inverse that leaves nothing to save
 
 
@@ -46,13 +47,46 @@ class Tally:
         self.passes_saved += saved
 
 
+class Key(NamedTuple):
+    """What decides which way is the fastest."""
+
+    signature: int  # of the transform
+    rows: int  # their number of bits
+    gradients: bool
+    dtype: torch.dtype
+    device: torch.device
+    threads: int
+
+
 @dataclass(frozen=True)
 class Call:
-    """A call of the inverse: noise z [n, T], context [n, C] or [1, C], and the original of it."""
+    """A call of the inverse: noise z [..., T], context [..., C], and the original of it."""
 
     z: Tensor
     context: Tensor | None
     original: Callable[[Tensor], Any]  # of z
+
+    @property
+    def batch(self) -> torch.Size:
+        """The leading dimensions, which broadcast."""
+        own, context = self.z.shape[:-1], self.context
+        if context is None or context.shape[:-1] == own:
+            return own
+        try:
+            return torch.broadcast_shapes(own, context.shape[:-1])  # type: ignore[no-any-return, no-untyped-call]
+        except RuntimeError as error:
+            raise Declined("z and context of shapes that do not broadcast") from error
+
+    def flat(self) -> Call:
+        """With z [n, T], and context [n, C] or [1, C]."""
+        batch, z, context = self.batch, self.z, self.context
+        z = z.expand(*batch, -1)
+        if context is not None:
+            if context.shape[:-1].numel() > 1:  # one row is the context of all
+                context = context.expand(*batch, -1)
+            context = context.reshape(-1, context.shape[-1])
+        shape, original = z.shape, self.original
+        return Call(z.reshape(-1, shape[-1]), context, lambda rows: original(rows.view(shape)))
 
 
 class Patch:
@@ -60,6 +94,7 @@ class Patch:
 
     method: ClassVar[str]
     whole: ClassVar[bool] = False  # whether `module` itself computes parameters, not only its children
+    batched: ClassVar[bool] = False  # whether z and context have leading dimensions, which broadcast
 
     def __init__(self, owner: Any, tol: float = 0.0, tally: Tally | None = None) -> None:
         self.owner, self.tol, self.tally = owner, tol, tally or Tally()
@@ -138,50 +173,58 @@ class Patch:
             return str(reason)
 
     def solved(self, call: Call) -> tuple[Tensor, Tensor] | None:
-        """x [n, T] with z [n, T] = f(x), and log |dx/dz| [n]. None: call the original, because ours does not
-        apply or is not faster."""
+        """x with z = f(x), and log |dx/dz|, in the shape of the call. None: call the original, because ours does
+        not apply or is not faster."""
         try:
-            way, found = self._attempt(call)
-        except Declined as reason:
-            self.tally.count(race.ORIGINAL, str(reason))
+            key = self._key(call)
+            won = race.winner(key)
+            reason = AS_FAST[key.gradients] if won == race.ORIGINAL else ""
+            if not reason:
+                way, found = self._attempt(call, key, won)
+        except Declined as declined:
+            reason = str(declined)
+        if reason:
+            self.tally.count(race.ORIGINAL, reason)
             return None
-        z = call.z
-        self.tally.count(way, "", len(z), max(self.inverter().spec.passes - found.passes, 0))
+        x, n = found.x, len(found.x)
+        self.tally.count(way, "", n, max(self.inverter().spec.passes - found.passes, 0))
         if found.lost:
-            wider = "" if z.dtype is torch.float64 else "try float64, or "
+            wider = "" if x.dtype is torch.float64 else "try float64, or "
             warnings.warn(
-                f"{found.lost} of {len(z)} samples have no finite inverse in {z.dtype}: they are not finite, "
+                f"{found.lost} of {n} samples have no finite inverse in {x.dtype}: they are not finite, "
                 f"as they would be without acceleration; {wider}check the weights and the noise",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return found.x, found.log_det
+        return (x.view(*call.batch, -1), found.log_det.view(call.batch)) if self.batched else (x, found.log_det)
 
-    def _attempt(self, call: Call, way: str | None = None) -> tuple[str, Solution]:
+    def _key(self, call: Call) -> Key:
+        z, given = call.z, (call.z,) if call.context is None else (call.z, call.context)
+        gradients = torch.is_grad_enabled() and any(t.requires_grad for t in chain(given, tensors_of(self.module)))
+        rows = call.batch.numel().bit_length()
+        return Key(self.inverter().signature, rows, gradients, z.dtype, z.device, torch.get_num_threads())
+
+    def _attempt(self, call: Call, key: Key, way: str | None) -> tuple[str, Solution]:
         """What ran, and the solution. Raises Declined where the original must run. way: the one to take."""
-        inverter, (z, context) = self.inverter(), (call.z, call.context)
-        given = chain((z, *(() if context is None else (context,))), tensors_of(self.module))
-        gradients = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-        key = (inverter.signature, len(z).bit_length(), gradients, z.dtype, z.device, torch.get_num_threads())
-        way, as_fast = way or race.winner(key), "it is as fast" + " with gradients" * gradients
-        if way == race.ORIGINAL:
-            raise Declined(as_fast)
-        state = self.state(z.device)
+        inverter = self.inverter()
+        state, call = self.state(call.z.device), call.flat() if self.batched else call
+        z, context = call.z, call.context
 
         def use(packed: Packed | str) -> tuple[str, Solution]:
             if isinstance(packed, str):
                 raise Declined(packed)
             if not packed.fits(z, context):
                 raise Declined("inputs or context of another shape, dtype or device")
-            chosen = way if way in packed.ways else self._race(key, packed, call, gradients)
+            chosen = way if way in packed.ways else self._race(key, packed, call)
             if chosen == race.ORIGINAL:
-                raise Declined(as_fast)
+                raise Declined(AS_FAST[key.gradients])
             return chosen, packed.solve(z, context, self.tol, chosen)
 
         return inverter.memo.solve(((None, state.tensors),), partial(self._pack, state), use)
 
-    def _race(self, key: Hashable, packed: Packed, call: Call, gradients: bool) -> str:
+    def _race(self, key: Key, packed: Packed, call: Call) -> str:
         """The fastest way for these rows, gradients included."""
+        gradients = key.gradients
         weights = [p for p in self.module.parameters() if p.requires_grad]
 
         def timed(run: Callable[[Tensor], Any]) -> None:
@@ -192,29 +235,13 @@ class Patch:
                 torch.autograd.grad(total, [leaf, *weights], allow_unused=True)
 
         def ours(way: str, z: Tensor) -> tuple[Tensor, Tensor]:
-            return self._attempt(replace(call, z=z), way)[1][:2]
+            return self._attempt(replace(call, z=z), key, way)[1][:2]
 
         def one_pass(z: Tensor) -> tuple[Tensor, Tensor]:
             return packed.bind(call.context).sweep(z[..., None], z[..., None])
 
         ways = {way: partial(timed, partial(ours, way)) for way in packed.ways}
         return race.run(key, ways, partial(timed, call.original), partial(timed, one_pass), packed.spec.passes)
-
-    def solved_batch(self, call: Call) -> tuple[Tensor, Tensor] | None:
-        """As `solved` for z [..., T] and context [..., C], whose leading dimensions broadcast."""
-        z, context = call.z, call.context
-        if context is not None:
-            try:
-                batch = torch.broadcast_shapes(z.shape[:-1], context.shape[:-1])  # type: ignore[no-untyped-call]
-            except RuntimeError:
-                return None
-            z = z.expand(*batch, -1)
-            if context.shape[:-1].numel() > 1:  # one row is the context of all
-                context = context.expand(*batch, -1)
-            context = context.reshape(-1, context.shape[-1])
-        shape = z.shape
-        solution = self.solved(Call(z.reshape(-1, shape[-1]), context, lambda rows: call.original(rows.view(shape))))
-        return None if solution is None else (solution[0].view(shape), solution[1].view(shape[:-1]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "shared": None}

@@ -23,7 +23,7 @@ SPLINE = {"count_bins", "bound", "order"}
 class Inverse(Patch):
     """`transform._inverse(y)`. The transform keeps the log-determinant until it is asked for."""
 
-    method, whole = "_inverse", True
+    method, whole, batched = "_inverse", True, True
 
     @classmethod
     def matches(cls, item: Any) -> bool:
@@ -86,7 +86,7 @@ class Inverse(Patch):
         return "_cache_log_detJ" if "spline" in self.owner._modules else "_cached_log_scale"
 
     def __call__(self, y: Tensor) -> Tensor:
-        solution = self.solved_batch(Call(y, _bound(self.owner)[1], self.original()))
+        solution = self.solved(Call(y, _bound(self.owner)[1], self.original()))
         if solution is None or solution[0].shape != y.shape:
             return self.original()(y)  # type: ignore[no-any-return]
         # Not by a forward pass: where the map is steep, rounding of x would spoil the log-determinant.

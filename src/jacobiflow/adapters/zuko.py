@@ -28,7 +28,7 @@ LOG_DET = "log_abs_det_jacobian"
 class Inverse(Patch):
     """`transform._inverse(y)` of a transform whose context is bound."""
 
-    method = "_inverse"
+    method, batched = "_inverse", True
     solution: tuple[Tensor, Tensor] | None = None  # the last one, until its log-determinant is asked for
 
     @classmethod
@@ -83,7 +83,7 @@ class Inverse(Patch):
 
     def __call__(self, y: Tensor) -> Tensor:
         (context,) = self.owner.meta.args
-        self.solution = self.solved_batch(Call(y, context, self.original()))
+        self.solution = self.solved(Call(y, context, self.original()))
         return self.original()(y) if self.solution is None else self.solution[0]
 
     def log_det(self, x: Tensor, y: Tensor) -> Tensor:
