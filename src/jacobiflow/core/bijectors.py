@@ -36,7 +36,7 @@ class Bijector(Protocol):
 
 @dataclass(frozen=True)
 class ExpAffine:
-    """z = (x - b) exp(-a), theta = (a, b): TarFlow's convention.
+    """z = (x - b) exp(-a), theta = (a, b), as in TarFlow.
 
     >>> f = ExpAffine()
     >>> z, log_dz = f.forward(torch.tensor([3.0]), torch.tensor([0.0, 1.0]))
@@ -127,7 +127,6 @@ class Spline:
 
     @property
     def params(self) -> int:
-        """bins widths, bins heights, bins - 1 slopes."""
         return 3 * self.bins - 1
 
     def describe(self) -> Formula:
@@ -138,13 +137,18 @@ class Spline:
         """A zero vector is slope 1: a fresh network gives the identity."""
         return math.log(math.expm1(1.0 - self.min_slope))
 
-    def _knots(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Knots in x and z [..., D, bins + 1] and the slopes at them."""
-        k = self.bins
-        dim = theta.shape[-1] // self.params
+    def _bin(self, value: Tensor, theta: Tensor, *, of_z: bool) -> tuple[Tensor, ...]:
+        """Of the bin that holds each value of x or z: x_k, width, z_k, height and both slopes."""
+        bins, dim = self.bins, value.shape[-1]
         theta = theta.reshape(*theta.shape[:-1], self.params, dim).transpose(-1, -2)  # [..., D, P]
-        slopes = F.pad(self._slopes(theta[..., 2 * k :]), (1, 1), value=1.0)
-        return self._edges(theta[..., :k]), self._edges(theta[..., k : 2 * k]), slopes
+        x_edges, z_edges = self._edges(theta[..., :bins]), self._edges(theta[..., bins : 2 * bins])
+        slopes = F.pad(self._slopes(theta[..., 2 * bins :]), (1, 1), value=1.0)
+        left = value[..., None] >= (z_edges if of_z else x_edges)
+        k = left.sum(-1, keepdim=True).sub_(1).clamp_(0, bins - 1)
+        (x0, x1), (z0, z1), (d0, d1) = (
+            (t.gather(-1, k).squeeze(-1), t.gather(-1, k + 1).squeeze(-1)) for t in (x_edges, z_edges, slopes)
+        )
+        return x0, x1 - x0, z0, z1 - z0, d0, d1
 
     def _slopes(self, raw: Tensor) -> Tensor:
         return self.min_slope + F.softplus(raw + self._offset)
@@ -156,18 +160,16 @@ class Spline:
         return edges
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        x_edges, z_edges, slopes = self._knots(theta)
         inside = x.abs() < self.bound
-        x0, w, z0, h, d0, d1 = _bins(torch.where(inside, x, 0), x_edges, x_edges, z_edges, slopes)
+        x0, w, z0, h, d0, d1 = self._bin(torch.where(inside, x, 0), theta, of_z=False)
         t = (torch.where(inside, x, x0) - x0) / w
         s = h / w
         z = z0 + h * (s * t**2 + d0 * t * (1 - t)) / (s + (d1 + d0 - 2 * s) * t * (1 - t))
         return torch.where(inside, z, x), torch.where(inside, _log_slope(t, s, d0, d1), 0)
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        x_edges, z_edges, slopes = self._knots(theta)
         inside = z.abs() < self.bound
-        x0, w, z0, h, d0, d1 = _bins(torch.where(inside, z, 0), z_edges, x_edges, z_edges, slopes)
+        x0, w, z0, h, d0, d1 = self._bin(torch.where(inside, z, 0), theta, of_z=True)
         y = torch.where(inside, z, z0) - z0
         s = h / w
         # z(t) is a ratio of quadratics: solve a t^2 + b t + c = 0 by the stable formula.
@@ -175,23 +177,8 @@ class Spline:
         a = h * (s - d0) + y * mixed
         b = h * d0 - y * mixed
         c = -s * y
-        t = 2 * c / (-b - torch.sqrt((b**2 - 4 * a * c).clamp_min(0)))
-        t = t.clamp(0, 1)  # rounding may lead out of the bin
+        t = (2 * c / (-b - torch.sqrt((b**2 - 4 * a * c).clamp_min(0)))).clamp(0, 1)  # rounding may leave the bin
         return torch.where(inside, x0 + t * w, z), torch.where(inside, -_log_slope(t, s, d0, d1), 0)
-
-
-def _bins(
-    value: Tensor, edges: Tensor, x_edges: Tensor, z_edges: Tensor, slopes: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """x_k, width, z_k, height and both slopes of the bin of `edges` that holds each value."""
-    last = edges.shape[-1] - 2
-    k = (value.unsqueeze(-1) >= edges).sum(-1, keepdim=True).sub_(1).clamp_(0, last)
-
-    def at(table: Tensor, i: Tensor) -> Tensor:
-        return table.gather(-1, i).squeeze(-1)
-
-    x0, z0 = at(x_edges, k), at(z_edges, k)
-    return x0, at(x_edges, k + 1) - x0, z0, at(z_edges, k + 1) - z0, at(slopes, k), at(slopes, k + 1)
 
 
 def _log_slope(t: Tensor, s: Tensor, d0: Tensor, d1: Tensor) -> Tensor:

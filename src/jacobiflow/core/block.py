@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
@@ -23,7 +22,7 @@ class Cache(Protocol):
     """What a conditioner keeps of the inputs that it has read, for a fixed set of rows."""
 
     def select(self, rows: Tensor) -> Cache:
-        """A copy of these rows; this cache stays as it is."""
+        """A copy of these rows."""
 
     def zero_nonfinite(self) -> None:
         """Replace what overflowed by zeros: 0 * NaN is NaN, so that NaN beyond a window would spoil it."""
@@ -35,8 +34,7 @@ class NoCache:
     def select(self, rows: Tensor) -> NoCache:
         return self
 
-    def zero_nonfinite(self) -> None:
-        pass
+    def zero_nonfinite(self) -> None: ...
 
 
 class Conditioner(Protocol):
@@ -65,10 +63,9 @@ class Conditioner(Protocol):
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         """theta [n, width, P] of positions start_i .. start_i + width - 1, from x [n, T, D].
 
-        1 <= start_i < T. Reads the inputs x[i, start_i - 1 : start_i + width - 1] and the cache entries of
-        the inputs before them, and writes the entries of the inputs it reads. x is finite. Positions beyond
-        T - 1 are padding: it repeats input T - 2, so that the entry of that input stays the same, and its
-        theta means nothing. With one start for all rows there is none.
+        1 <= start_i < T, and x is finite. Reads the inputs x[i, start_i - 1 : start_i + width - 1] and the cache
+        entries of those before, and writes the entries of the inputs it reads. Positions beyond T - 1 are
+        padding, which one start for all rows has not: it repeats input T - 2, and its theta means nothing.
         """
 
     def all_params(self, x: Tensor) -> Tensor:
@@ -99,10 +96,7 @@ class WrappedConditioner:
 
 
 class Engine(Protocol):
-    """How a conditioner and a bijector are evaluated while decoding; a backend makes one per bound block.
-
-    Engines are subclasses. What has a default here need not be defined.
-    """
+    """How a conditioner and a bijector are evaluated while decoding. A backend subclasses it, one per bound block."""
 
     name: str  # of the backend
     rows: int | None = None  # that are best solved at once, for the sake of the processor's caches; None: all of them
@@ -166,17 +160,13 @@ class Block:
         """Everything that gradients may flow to, apart from x and z."""
         return self.conditioner.tensors()
 
-    @cached_property
-    def _back(self) -> Tensor | None:
-        return None if self.order is None else torch.argsort(self.order)
-
     def to_positions(self, x: Tensor) -> Tensor:
         """A sequence [n, T, ...] of the data, in the order of positions."""
         return x if self.order is None else x[:, self.order]
 
     def from_positions(self, x: Tensor) -> Tensor:
         """A sequence in the order of positions, in the order of the data."""
-        return x if self._back is None else x[:, self._back]
+        return x if self.order is None else torch.zeros_like(x).index_copy(1, self.order, x)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """z = f(x; theta(x)) [n, T, D] and log |dz/dx| [n]; differentiable."""

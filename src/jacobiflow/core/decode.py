@@ -9,7 +9,6 @@ decoding; without a width it is the rest of the sequence, Algorithm 1 of Zhang e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import get_args
@@ -50,9 +49,8 @@ def decode(
     watch: called with the first guess and after every sweep. The batch is then solved in one part, and
         samples that continue with a narrower window are not shown.
     """
-    instance(Block, block, "decode")
-    instance(Tensor, z, "decode")
-    instance(Method, method, "decode")
+    for kind, value in ((Block, block), (Tensor, z), (Method, method)):
+        instance(kind, value, "decode")
     word("on_failure", on_failure, get_args(OnFailure))
     switches(cache=cache)
     if watch is not None:
@@ -67,21 +65,17 @@ def decode(
     run = partial(solve, method=method, on_failure=on_failure, cache=cache, compact_at=compact_at, observe=observe)
     with torch.inference_mode():
         z = block.to_positions(z.detach())
-        rows = run(block, z) if watch is not None else _in_parts(run, block, z)
+        most = len(z) if watch is not None else block.engine.rows or len(z)  # rows of a part
+        if len(z) <= most:
+            rows = run(block, z)
+        else:
+            parts = torch.arange(len(z), device=z.device).tensor_split(-(-len(z) // most))
+            rows = Rows.joined([replace(run(block.select(part), z[part]), place=part) for part in parts])
     out = _decoded(block, rows, method, time.perf_counter() - began)
     if on_failure == "raise" and out.stats.status.failed:
         failed = [i for i, status in enumerate(out.stats.blocks[0].status) if status.failed]
         raise DecodingError(number, failed, out.stats.status)
     return out
-
-
-def _in_parts(run: Callable[[Block, Tensor], Rows], block: Block, z: Tensor) -> Rows:
-    """Run on parts of the batch, of the size that the backend prefers."""
-    count = -(-len(z) // max(block.engine.rows or len(z), 1))
-    if count <= 1:
-        return run(block, z)
-    parts = torch.arange(len(z), device=z.device).tensor_split(count)
-    return Rows.joined([replace(run(block.select(part), z[part]), place=part) for part in parts])
 
 
 def _decoded(block: Block, rows: Rows, method: Method, seconds: float) -> Decoded:
@@ -132,12 +126,11 @@ def solve(
     if theta.dtype != z.dtype and not torch.is_autocast_enabled(z.device.type):
         raise ValueError(f"z is {z.dtype}, the network {theta.dtype}: use z.to({theta.dtype})")
     first, log_slope = engine.inverse(z[:, :1], theta)
-    guess, rough = first_guess(z, method.init, block.guess), None
+    guess, guess_sweeps = first_guess(z, method.init, block.guess), z.new_zeros(len(z), dtype=torch.long)
     if method.precision == "mixed" and (fast := engine.rough()) is not None:
-        guess, rough = rough_guess(fast, z, first, guess, method)
+        guess, guess_sweeps = rough_guess(fast, z, first, guess, method)
     rows = Rows.start(block, z, first, log_slope, guess, min(method.width or block.length, block.length))
-    rows.guess_sweeps = rows.guess_sweeps if rough is None else rough
-    rows.cache = engine.new_cache(len(z)) if cache else None
+    rows.guess_sweeps, rows.cache = guess_sweeps, engine.new_cache(len(z)) if cache else None
     if observe is not None:
         observe(rows, rows.moving, 0, 1)
     done, rows = rows.parted()
@@ -164,15 +157,15 @@ def rough_guess(engine: Engine, z: Tensor, first: Tensor, guess: Tensor, method:
     x, count = guess.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device)
     x[:, :1] = first.nan_to_num(0, 0, 0)
     rows, length = torch.arange(len(z), device=z.device), z.shape[1]
-    for _ in range(min(method.max_sweeps or length, length - 1) if len(z) else 0):
+    for _ in range(min(method.max_sweeps or length, length - 1)):
+        if not len(rows):
+            break
         part, own, known = engine.select(rows), x[rows], z[rows, 1:]
         new, log_slope = part.inverse(known, part.params(own, 1, length - 1, None))
         largest = changes(new, own[:, 1:], known, log_slope, method)[0].amax(1)
         x[rows, 1:] = torch.where(largest.isfinite()[:, None, None], new, own[:, 1:])
         count[rows] += 1
         rows = rows[largest > max(ROUGH_TOL, method.tol)]  # NaN is not larger
-        if not len(rows):
-            break
     return x, count
 
 

@@ -20,10 +20,10 @@ EXACT, CONVERGED, FELL_BACK, SWEEP_LIMIT, NONFINITE = (status.rank for status in
 
 @dataclass(frozen=True)
 class Look:
-    """What the host knows of the rows: the one read of a sweep. Frontiers are of rows that still move."""
+    """What the host knows of the rows: the one read of a sweep."""
 
-    low: int  # the lowest frontier
-    high: int  # the highest frontier
+    low: int  # the lowest frontier of rows that still move
+    high: int  # the highest
     count: int  # rows that still move
     overflowed: bool = False  # whether any row overflowed in the sweep
 
@@ -51,14 +51,15 @@ class Window:
 
     def put(self, t: Tensor, values: Tensor, where: Tensor) -> None:
         """values [n, width, ...] into t where `where` [n, width] says so; t has room for padding."""
-        mask = where if values.ndim == 2 else where[..., None]
+        if values.ndim == 3:
+            where = where[..., None]
         if isinstance(self.start, int):
             part = t[:, self.start : self.start + self.width]
-            part.copy_(torch.where(mask, values, part))
-            return
-        at = self.start[:, None] + torch.arange(self.width, device=t.device)
-        at = at if values.ndim == 2 else at[..., None].expand_as(values)
-        t.scatter_(1, at, torch.where(mask, values, t.gather(1, at)))
+            part.copy_(torch.where(where, values, part))
+        else:
+            at = self.start[:, None] + torch.arange(self.width, device=t.device)
+            at = at.view_as(where).expand_as(values)
+            t.scatter_(1, at, torch.where(where, values, t.gather(1, at)))
 
 
 @dataclass
@@ -104,12 +105,11 @@ class Rows:
 
     @property
     def length(self) -> int:
-        """Positions T."""
         return self.z.shape[1]
 
     @property
     def x(self) -> Tensor:
-        """What the network is evaluated on, [n, T, D]."""
+        """`seen` without padding."""
         return self.seen[:, : self.length]
 
     @property
@@ -136,12 +136,13 @@ class Rows:
         """The results of some rows in the order of their places."""
         if len(parts) == 1:
             return parts[0]
-        length, found = parts[0].length, dict[str, Any]()
-        order = torch.cat([rows.place for rows in parts]).argsort()
-        for name in TENSORS:  # without padding
+        length, order = parts[0].length, torch.cat([rows.place for rows in parts]).argsort()
+
+        def cat(name: str) -> Any:
             every = [getattr(rows, name) for rows in parts]
-            found[name] = torch.cat([t[:, :length] if t.ndim > 1 else t for t in every])[order]
-        return replace(parts[0], cache=None, **found)
+            return torch.cat([t[:, :length] if t.ndim > 1 else t for t in every])[order]  # without padding
+
+        return replace(parts[0], cache=None, **{name: cat(name) for name in TENSORS})
 
     def look(self, overflows: Tensor | None = None) -> Look:
         """The rows that move now. overflows: [n], those that overflowed in the last sweep."""
@@ -154,17 +155,16 @@ class Rows:
         return Look(low, high, count, bool(overflowed))
 
     def window(self, look: Look) -> Window:
-        """The next window. It begins at the frontier of each row; windows that end with the sequence begin at
-        the lowest frontier of all, so that they need no gathering. Rows that are solved have none."""
+        """From the frontier of each row on. Windows that end with the sequence begin at the lowest frontier of all:
+        they need no gathering."""
         if look.low + self.width >= self.length or look.low == look.high:
             return Window(look.low, min(self.width, self.length - look.low))
         return Window(self.frontier.clamp_max(self.length - 1), self.width)
 
     def own(self, window: Window) -> Tensor:
         """[n, width], which positions of a window the sweep may change: from the row's frontier on."""
-        steps = torch.arange(window.width, device=self.z.device)
         start = window.start if isinstance(window.start, int) else window.start[:, None]
-        at = start + steps
+        at = start + torch.arange(window.width, device=self.z.device)
         return (at >= self.frontier[:, None]) & (at < self.length) & self.moving[:, None]
 
     def finish(self, start: int) -> None:
@@ -182,19 +182,18 @@ class Rows:
         """NaN where a row has no finite answer: no guess is returned as one."""
         lost = self.status == NONFINITE
         if bool(lost.any()):
-            at = torch.arange(self.answer.shape[1], device=self.z.device)
-            unknown = lost[:, None] & (at >= self.frontier[:, None])
-            self.answer[unknown] = self.log_slope[unknown] = float("nan")
+            beyond = torch.arange(self.answer.shape[1], device=self.z.device) >= self.frontier[:, None]
+            self.answer[lost[:, None] & beyond] = self.log_slope[lost[:, None] & beyond] = float("nan")
 
 
 TENSORS = tuple(f.name for f in fields(Rows) if f.type == "Tensor")
 
 
 def accept(rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: Method) -> Verdict:
-    """Take in the results of a sweep [n, window.width, D].
+    """Take in the results of a sweep [n, window.width, D]: `answer` all of them, `seen` those that are not final.
 
-    `answer` takes all of them. `seen` keeps what it was where positions became final, except for the last of
-    them, whose cache entry does not exist yet. Positions that are not finite return to the first guess.
+    `seen` takes the last that became final too: it has no cache entry yet. Positions that are not finite return
+    to the first guess.
     """
     own, z, seen = rows.own(window), window.take(rows.z), window.take(rows.x)
     change, still = changes(new, seen, z, log_slope, method)
@@ -223,7 +222,6 @@ def first_guess(z: Tensor, init: Init | None, calibrated: Guess | None = None) -
     elif init == "zeros":
         return torch.zeros_like(z)
     elif init == "noise":
-        draw = torch.Generator().manual_seed(0)
-        noise = torch.randn(z.shape[1:], generator=draw, dtype=torch.float64)
+        noise = torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         return noise.to(z).expand_as(z).contiguous()
     return torch.where(z.isfinite(), z, 0)

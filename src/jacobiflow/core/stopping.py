@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -18,9 +18,8 @@ def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, method: Met
     All arguments are [n, w, D]; log_slope is log |dx/dz| at `new`. Elementwise, with d = |new - seen|:
         absolute: the change is d, still is d <= 8 eps max(1, |x|);
         relative: the change is d / u with u = max(|x|, |z dx/dz|), still is d <= 8 eps u.
-    A position takes the largest change of its D numbers and is still if all of them are. A change within
-    `tol` is small. A position that is not finite has the change NaN: it is neither small nor still.
-    Where |z dx/dz| overflows, u is |x|. Where u is 0, only d = 0 is small.
+    A position takes the largest change of its D numbers and is still if all of them are. If it is not finite,
+    its change is NaN. Where |z dx/dz| overflows, u is |x|. Where u is 0, only d = 0 is small.
 
     >>> x = torch.tensor([[[2e-6], [1.0]]])
     >>> zero = torch.zeros_like(x)
@@ -42,9 +41,8 @@ def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, method: Met
 
 
 def backends_know(method: Method) -> bool:
-    """Whether a backend may evaluate `changes` and `judge` itself: no setting that is not listed here is in use."""
-    listed = ("width", "tol", "max_sweeps", "init", "unit", "precision")
-    return method == Method(**{name: getattr(method, name) for name in listed})
+    """Whether a backend may evaluate `changes` and `judge` itself: there is no setting that is not listed here."""
+    return {f.name for f in fields(method)} <= {"width", "tol", "max_sweeps", "init", "unit", "precision"}
 
 
 @dataclass(frozen=True)
