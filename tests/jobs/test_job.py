@@ -25,7 +25,6 @@ from tqdm import TMonitor
 import jacobiflow as jf
 from jacobiflow.cli import sample
 from jacobiflow.cli.main import main
-from jacobiflow.core import locks as lock
 from jacobiflow.core import processes as world
 from jacobiflow.core import progress as bars
 from jacobiflow.core.pictures import to_pixels
@@ -386,11 +385,11 @@ def test_a_damaged_manifest(job: Any, copy: Path, kind: str) -> None:
 
 
 def test_a_second_job_on_one_folder(job: Any, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "WAIT", 0.1)
-    with lock.Lock(copy) as first:
+    monkeypatch.setattr(world, "WAIT", 0.1)
+    with world.Lock(copy) as first:
         first.exclusive()
         first.shared()
-        with lock.Lock(copy) as rank:  # a process of the same job
+        with world.Lock(copy) as rank:  # a process of the same job
             rank.shared()
             status, _, err = job(copy, *SMALL)
             assert status == 2
@@ -402,10 +401,10 @@ def test_a_second_job_on_one_folder(job: Any, copy: Path, monkeypatch: pytest.Mo
 
 def test_a_file_system_without_locks_is_told(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> None:
-        raise OSError(lock.errno.ENOLCK, "No locks available")
+        raise OSError(world.errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "flock", never)
-    with lock.Lock(copy) as mine, pytest.warns(UserWarning, match="without locks: run one job there"):
+    monkeypatch.setattr(world.fcntl, "flock", never)
+    with world.Lock(copy) as mine, pytest.warns(UserWarning, match="without locks: run one job there"):
         mine.exclusive()
 
 

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 import jacobiflow as jf
 import leftovers
 from jacobiflow.cli.main import main
-from jacobiflow.core import locks as lock
+from jacobiflow.core import processes as lock
 from jacobiflow.core.files import checksum, write_text
 from jacobiflow.core.processes import World
 from jacobiflow.training import log, loop, state, train

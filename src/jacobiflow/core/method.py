@@ -31,14 +31,13 @@ class Method:
     """How one block is solved: a window of `width` positions, swept until changes are at most `tol`.
 
     width: positions per window; None is the whole sequence, 1 is sequential decoding.
-    tol: the largest change that counts as small. It bounds the residual, not the deviation from exact, which
-        the block may amplify. 0 asks for the exact answer.
+    tol: the largest change that counts as small; 0 asks for the exact answer. It bounds the residual, not the
+        deviation from exact, which the block may amplify.
     max_sweeps: sweeps per sample; None is the bound after which every answer is exact.
     init: the first guess: "zeros", a fixed draw of standard normal "noise", "previous" (the block's input) or
-        "calibrated" (a line fitted per position). None is "calibrated" where the flow has one, else
-        "previous" for absolute and "zeros" for relative methods.
-    unit: what changes are measured in: "absolute", or "relative" to max(|x|, |z dx/dz|), which is right
-        for variables and latents of any scale. None is the default of the flow's family.
+        "calibrated" (a line fitted per position). None: "calibrated" where the flow has one, else "previous"
+        for absolute and "zeros" for relative methods.
+    unit: of changes: "absolute", or "relative" to max(|x|, |z dx/dz|), right for any scale. None: the family's.
     precision: "mixed" improves the first guess of whole-sequence sweeps by sweeps in bfloat16, where the
         processor and the backend have it. Sweeps in float32 follow, so tol and status mean the same.
     """
@@ -55,10 +54,9 @@ class Method:
         set_fields(self, "Method", number, "tol")
         if self.tol < 0:
             raise ValueError(f"Method.tol must be finite and not negative, not {self.tol}")
-        words: dict[str, tuple[str, ...]] = {"init": INITS, "unit": UNITS, "precision": get_args(Precision)}
-        for name, known in words.items():
+        for name, kind in (("init", Init), ("unit", Unit), ("precision", Precision)):
             if name == "precision" or getattr(self, name) is not None:
-                word(f"Method.{name}", getattr(self, name), known)
+                word(f"Method.{name}", getattr(self, name), get_args(kind))
         if self.precision == "mixed" and self.width is not None:
             raise ValueError("Method.precision 'mixed' is for whole-sequence sweeps: leave out width")
 
@@ -75,15 +73,15 @@ class Method:
             init = "calibrated" if calibrated else "previous" if unit == "absolute" else "zeros"
         return replace(self, init=init, unit=unit)
 
-
-def _in_words(method: Method) -> str:
-    """The width in words; then tol and the other fields that differ from their defaults, except the unit."""
-    if method.width == 1:
-        return "sequential"
-    words = "sweeps" if method.width is None else f"window of {method.width}"
-    shown = [f for f in fields(method) if f.name not in ("width", "unit")]
-    values = [(f.name, getattr(method, f.name), f.default) for f in shown]
-    return words + "".join(f", {name} {value}" for name, value, default in values if name == "tol" or value != default)
+    def in_words(self) -> str:
+        """The width; then tol and the other fields that differ from their defaults, except the unit."""
+        if self.width == 1:
+            return "sequential"
+        words = ["sweeps" if self.width is None else f"window of {self.width}", f"tol {self.tol}"]
+        for f in fields(self):
+            if f.name not in ("width", "tol", "unit") and getattr(self, f.name) != f.default:
+                words.append(f"{f.name} {getattr(self, f.name)}")
+        return ", ".join(words)
 
 
 class PlanError(JacobiflowError, ValueError):
@@ -120,16 +118,11 @@ class Plan:
                 raise PlanError(f"Plan takes jf.Method entries; entry {i} is {short(method)}")
 
     def __repr__(self) -> str:
-        rows, first = [], 0
-        for line, run in groupby(self.in_words()):
-            last = first + len(list(run)) - 1
-            rows.append(f"  {f'block {first}' if first == last else f'blocks {first}-{last}'}: {line}")
-            first = last + 1
-        return "\n".join([f"Plan of {len(self)} blocks, the one next to the noise first", *rows])
-
-    def in_words(self) -> list[str]:
-        """Each method in a few words."""
-        return [_in_words(method) for method in self]
+        rows = [f"Plan of {len(self)} blocks, the one next to the noise first"]
+        for words, run in groupby(range(len(self)), lambda i: self[i].in_words()):
+            first, *more = run
+            rows.append(f"  {f'blocks {first}-{more[-1]}' if more else f'block {first}'}: {words}")
+        return "\n".join(rows)
 
     def __iter__(self) -> Iterator[Method]:
         return iter(self.methods)
@@ -161,16 +154,12 @@ class Plan:
         return Plan(tuple(m.resolved(unit, calibrated=calibrated) for m in self), about=self.about)
 
     def to_json(self) -> str:
-        """As text that `from_json` reads."""
         doc = {"format": FORMAT, "version": VERSION, "methods": [asdict(m) for m in self]}
         return json.dumps(doc | ({"about": self.about} if self.about else {}), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, name: str = "the plan") -> Plan:
-        """The plan of `to_json`; PlanError says what is wrong with any other text.
-
-        Version 1 is read too. If its methods mean something else now, one warning that calls the plan `name` says so.
-        """
+        """The plan of `to_json`, also of version 1; one warning says so if its methods mean something else now."""
         try:
             doc = json.loads(text)  # `about` may hold Infinity
         except (TypeError, ValueError, RecursionError) as error:
@@ -181,9 +170,8 @@ class Plan:
         if type(version) is not int or not 1 <= version <= VERSION:
             raise PlanError(f"this release reads plans of version 1 to {VERSION}, not {version!r}")
         body = {key: doc[key] for key in ("methods", "about") if key in doc}
-        count = len(body["methods"]) if isinstance(body.get("methods"), list) else 0
-        if count > MOST:
-            raise PlanError(f"the plan has {count} methods, a flow has at most {MOST} blocks")
+        if isinstance(body.get("methods"), list) and len(body["methods"]) > MOST:
+            raise PlanError(f"the plan has {len(body['methods'])} methods, a flow has at most {MOST} blocks")
         try:
             plan = build(cls, body, "plan")
         except RecordError as error:
@@ -194,7 +182,7 @@ class Plan:
 
     @property
     def has_windows(self) -> bool:
-        """Whether a method has a window of several positions, or max_sweeps: version 1 meant other ones."""
+        """Whether version 1 meant something else: by a window of several positions, or max_sweeps."""
         return any((m.width or 1) > 1 or m.max_sweeps is not None for m in self)
 
     def save(self, path: str | Path) -> None:
@@ -208,11 +196,9 @@ class Plan:
     def load(cls, path: str | Path) -> Plan:
         """Read a plan that `save` wrote."""
         try:
-            text = read_text(Path(path))
+            return cls.from_json(read_text(Path(path)), name=f"the plan {path}")
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}") from None
         except (OSError, TypeError, ValueError) as error:
             why = getattr(error, "strerror", None) or error  # without its number and the path once more
             raise PlanError(f"cannot read the plan {path}: {why}") from None
-        try:
-            return cls.from_json(text, name=f"the plan {path}")
-        except PlanError as error:
-            raise PlanError(f"{path}: {error}") from None

@@ -145,7 +145,7 @@ class Stats:
 
     def summary(self) -> str:
         """What ran in each block, what it cost and how it ended; what to do about the worst sample."""
-        methods = self.plan.in_words() if self.plan else [""] * len(self.blocks)
+        methods = [method.in_words() for method in self.plan] if self.plan else [""] * len(self.blocks)
         wide = max(map(len, (*methods, "method")))
         rows = [f"  block  sweeps  seconds  {'method':<{wide}}  ended"]
         for i, (words, b) in enumerate(zip(methods, self.blocks, strict=True)):

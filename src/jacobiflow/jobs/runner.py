@@ -17,8 +17,7 @@ import torch
 
 from jacobiflow.core.files import remove_leftovers, write_atomically, write_errors
 from jacobiflow.core.hardware import memory_limit, out_of_memory, require_memory
-from jacobiflow.core.locks import Lock
-from jacobiflow.core.processes import StopKey, World, leave_process_group
+from jacobiflow.core.processes import Lock, StopKey, World, leave_process_group
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import STATUSES
 from jacobiflow.core.tables import counted

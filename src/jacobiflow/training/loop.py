@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from jacobiflow.core.files import checksum, remove_leftovers, write_errors
 from jacobiflow.core.hardware import has_bfloat16
-from jacobiflow.core.locks import Lock
 from jacobiflow.core.pictures import save_images
-from jacobiflow.core.processes import StopKey, World, peers
+from jacobiflow.core.processes import Lock, StopKey, World, peers
 from jacobiflow.core.progress import note
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.sources import Images
