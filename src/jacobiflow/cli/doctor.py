@@ -25,8 +25,7 @@ from jacobiflow.core.cache_folder import own_folder, write_own
 from jacobiflow.core.hardware import BILLION, available_cores, processor_name, total_memory
 from jacobiflow.core.progress import steps
 from jacobiflow.core.results import one_line
-from jacobiflow.core.suggest import pip_install
-from jacobiflow.core.tables import counted, listing, terminal_width
+from jacobiflow.core.tables import counted, listing, pip_install, terminal_width
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig

@@ -15,7 +15,7 @@ from typing import Any
 from jacobiflow import __version__
 from jacobiflow.core.hardware import out_of_memory
 from jacobiflow.core.results import JacobiflowError, one_line
-from jacobiflow.core.suggest import did_you_mean, pip_install
+from jacobiflow.core.tables import did_you_mean, pip_install
 
 LAB = "jacobiflow-lab"  # the distribution of the commands that the library does not have
 SHELLS = ("bash", "zsh", "fish")

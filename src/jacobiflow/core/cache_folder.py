@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jacobiflow.core.files import write_bytes
-from jacobiflow.core.warn import warn_once
+from jacobiflow.core.results import warn_once
 
 
 def cache_folder() -> Path:

@@ -11,10 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Formula:
-    """The description of a bijector: the name of its formula and the numbers in it, without theta.
-
-    Backends have tables of the formulas that they implement, by name and count of numbers.
-    """
+    """The description of a bijector: the name of its formula and the numbers in it, without theta."""
 
     kind: str
     numbers: tuple[float, ...] = ()
@@ -23,9 +20,8 @@ class Formula:
 def description(thing: object) -> object | None:
     """What `thing.describe()` returns, if the class of `thing` itself defines that method; else None.
 
-    A bijector or conditioner that a backend may evaluate in its own way defines `describe`: bijectors return
-    a `Formula`, conditioners a `BoundNetwork` or a `TransformerNetwork`. The method is not inherited: a
-    subclass may compute something else, so it runs in torch until it describes itself.
+    Bijectors return a `Formula`, conditioners a `BoundNetwork` or a `TransformerNetwork`. The method is not inherited:
+    a subclass may compute something else, so it runs in torch until it describes itself.
 
     >>> class Double:
     ...     def describe(self) -> Formula:
@@ -67,19 +63,15 @@ class MaskedNetwork:
 
     @property
     def params(self) -> int:
-        """Parameters P per position."""
         return len(self.head) // self.length
 
 
 @dataclass(frozen=True, eq=False)
 class BoundNetwork:
-    """The description of a conditioner: its network, and what context adds to its stages.
-
-    terms: by number of the stage, [units, n or 1].
-    """
+    """The description of a conditioner: its network, and what context adds to its stages."""
 
     network: MaskedNetwork
-    terms: Mapping[int, Tensor] = field(default_factory=dict)
+    terms: Mapping[int, Tensor] = field(default_factory=dict)  # by number of the stage, [units, n or 1]
 
 
 class Affine(NamedTuple):

@@ -9,7 +9,7 @@ them. Only one evaluation of the block is kept in memory, however many sweeps th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,14 +24,12 @@ Lent = Callable[[], AbstractContextManager[None]]
 def attach(
     block: Block, z: Tensor, x: Tensor, log_det: Tensor, *, tol: float, lent: Lent | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x [N, T, D] and log_det [N] as differentiable functions of z and of `block.tensors()`.
+    """x [N, T, D] and log_det [N] as differentiable functions of z and of `block.tensors()`: first derivatives only.
 
-    x must solve the block for z: what is left of its error biases the gradients. tol bounds the
-    last update of v, relative to the largest entry of v in that sample. First derivatives only.
-    lent: gives the block the tensors that it has now while it is evaluated in the backward pass. Without
-    it they must still be there: weights that were replaced in between are an error.
-
-    Samples that are not finite take nothing from the gradients of the others, if the loss leaves them out.
+    x must solve the block for z: what is left of its error biases the gradients. tol bounds the last update of v,
+    relative to the largest entry of v in that sample. lent gives the block the tensors that it has now for the
+    backward pass; without it, weights that were replaced in between are an error. Samples that are not finite
+    take nothing from the gradients of the others, if the loss leaves them out.
     """
     return _Implicit.apply(block, tol, lent, x, log_det, z, *block.tensors())  # type: ignore[no-any-return, no-untyped-call]
 
@@ -42,8 +40,7 @@ class _Implicit(torch.autograd.Function):
         ctx: Any, block: Block, tol: float, lent: Lent | None, x: Tensor, log_det: Tensor, z: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.block, ctx.tol, ctx.lent = block, tol, lent
-        # Inputs may be kept as they are. Saved as well, so that autograd notices writes to them; what it
-        # hands back need not be the tensors that the block computes with.
+        # Saved as well, so that autograd notices writes; what it hands back may be other tensors than the block's.
         ctx.tensors, ctx.places = tensors, [t.data_ptr() for t in tensors]
         ctx.save_for_backward(x, z, *tensors)
         return x.clone(), log_det.clone()
@@ -55,7 +52,10 @@ class _Implicit(torch.autograd.Function):
             raise RuntimeError(f"second derivatives of decoded samples are not supported; {advice}")
         x, z, *_ = ctx.saved_tensors
         block: Block = ctx.block
-        _check(ctx.tensors, ctx.places, block.tensors() if ctx.lent is None else ctx.tensors)
+        now = block.tensors() if ctx.lent is None else ctx.tensors
+        if list(map(id, now)) != list(map(id, ctx.tensors)) or [t.data_ptr() for t in now] != ctx.places:
+            advice = "call backward before they change, or sample again"
+            raise RuntimeError(f"weights were replaced between sampling and the backward pass: {advice}")
         grad_x, grad_log_det = grads
         if bool((lost := ~x.isfinite().flatten(1).all(1)).any()):
             # Samples that the loss leaves out are replaced by a point where 0 stays 0.
@@ -67,19 +67,9 @@ class _Implicit(torch.autograd.Function):
         needed = ctx.needs_input_grad[5:]
         leaves = [t for t, need in zip((z, *ctx.tensors), needed, strict=True) if need]
         v = _solve(new, log_det, x, grad_x, grad_log_det, ctx.tol)
-        outputs, pulls = [new], [v]
-        if log_det.requires_grad:  # that of a mere shift is constant
-            outputs, pulls = [new, log_det], [v, grad_log_det]
-        found = iter(torch.autograd.grad(outputs, leaves, pulls, allow_unused=True))
+        count = 1 + log_det.requires_grad  # that of a mere shift is constant
+        found = iter(torch.autograd.grad([new, log_det][:count], leaves, [v, grad_log_det][:count], allow_unused=True))
         return (None, None, None, None, None, *(next(found) if need else None for need in needed))
-
-
-def _check(tensors: Sequence[Tensor], places: Sequence[int], now: Sequence[Tensor]) -> None:
-    """What gradients are asked for must be what the block will be evaluated with."""
-    same = len(now) == len(tensors) and all(a is b for a, b in zip(tensors, now, strict=True))
-    if not same or any(t.data_ptr() != place for t, place in zip(tensors, places, strict=True)):
-        advice = "call backward before they change, or sample again"
-        raise RuntimeError(f"weights were replaced between sampling and the backward pass: {advice}")
 
 
 def _solve(new: Tensor, log_det: Tensor, x: Tensor, g: Tensor, g_log_det: Tensor, tol: float) -> Tensor:

@@ -13,8 +13,7 @@ from typing import Any, Literal, get_args
 from jacobiflow.core.arguments import as_int, number, set_fields, set_ints, word
 from jacobiflow.core.files import read_text, write_text
 from jacobiflow.core.records import RecordError, build
-from jacobiflow.core.results import JacobiflowError
-from jacobiflow.core.warn import warn_once
+from jacobiflow.core.results import JacobiflowError, warn_once
 
 Init = Literal["zeros", "noise", "previous", "calibrated"]
 Unit = Literal["absolute", "relative"]

@@ -1,9 +1,11 @@
-"""What decoding returns: samples, what they cost, how they ended; and the errors of every layer."""
+"""What decoding returns: samples, what they cost, how they ended; and the errors and warnings of every layer."""
 
 from __future__ import annotations
 
 import enum
-from collections import Counter
+import os
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from jacobiflow.core.method import Plan
 
 OnFailure = Literal["fallback", "raise", "return"]
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
+
+_warned: set[str] = set()
 
 
 class Status(enum.Enum):
@@ -43,13 +48,16 @@ class Status(enum.Enum):
         return self.rank >= Status.SWEEP_LIMIT.rank
 
 
-def _counted(ends: Iterable[Status]) -> str:
-    """How many samples ended how: "3 exact, 13 converged"."""
-    counts = Counter(ends)
-    return ", ".join(f"{counts[s]} {s.words}" for s in Status if s in counts) or "none"
-
-
 STATUSES: tuple[Status, ...] = tuple(Status)
+
+
+def _counted(ends: Sequence[Status]) -> str:
+    """How many samples ended how: "3 exact, 13 converged"."""
+    return ", ".join(f"{ends.count(s)} {s.words}" for s in Status if s in ends) or "none"
+
+
+def _worst(ends: Iterable[Status]) -> Status:
+    return max(ends, key=lambda s: s.rank, default=Status.EXACT)
 
 
 class JacobiflowError(Exception):
@@ -61,13 +69,28 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def warn_once(text: str, about: str = "") -> None:
+    """Warn, unless this process has already given the same warning, or one about the same thing."""
+    if (about or text) not in _warned:
+        _warned.add(about or text)
+        warnings.warn(text, stacklevel=3)
+
+
+def warn_caller(text: str) -> None:
+    """Give a RuntimeWarning at the innermost line outside this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
+
+
 class DecodingError(JacobiflowError, ArithmeticError):
     """Samples of a block could not be decoded, and the caller asked to hear of it."""
 
     def __init__(self, block: int, samples: Sequence[int], status: Status) -> None:
         self.block, self.samples, self.status = block, tuple(samples), status
-        shown = ", ".join(map(str, self.samples[:8])) + (", ..." if len(self.samples) > 8 else "")
-        super().__init__(f"block {block}, samples {shown}: {status.value}")
+        shown = [*map(str, self.samples[:8]), *["..."] * (len(self.samples) > 8)]
+        super().__init__(f"block {block}, samples {', '.join(shown)}: {status.value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +124,7 @@ class BlockStats:
     @property
     def worst(self) -> Status:
         """The worst status of any sample."""
-        return max(self.status, key=lambda s: s.rank, default=Status.EXACT)
+        return _worst(self.status)
 
     def samples(self, status: Status) -> list[int]:
         """Which samples ended so."""
@@ -129,16 +152,17 @@ class Stats:
     @property
     def status(self) -> Status:
         """The worst status of any sample in any block."""
-        return max((b.worst for b in self.blocks), key=lambda s: s.rank, default=Status.EXACT)
+        return _worst(b.worst for b in self.blocks)
 
     @property
     def ends(self) -> list[Status]:
         """The worst status of each sample in any block."""
-        return [max(each, key=lambda s: s.rank) for each in zip(*(b.status for b in self.blocks), strict=True)]
+        return list(map(_worst, zip(*(b.status for b in self.blocks), strict=True)))
 
     def __repr__(self) -> str:
-        ended = f"{len(self.ends)} samples: {_counted(self.ends)}"
-        text = f"Stats of {ended}, {self.seconds:.3g} s, backend {self.backend}"
+        text = (
+            f"Stats of {len(self.ends)} samples: {_counted(self.ends)}, {self.seconds:.3g} s, backend {self.backend}"
+        )
         if self.residual is None or not len(self.residual):
             return text
         return f"{text}, residual at most {float(self.residual.max()):.2g}"
@@ -166,7 +190,7 @@ class Decoded:
     stats: Stats
 
     def __repr__(self) -> str:
-        return f"Decoded x {_shape(self.x)}, log_det {list(self.log_det.shape)}\n{self.stats}"
+        return f"Decoded x {_shapes(self.x, self.log_det)}\n{self.stats}"
 
     def save(self, path: str | Path, *, columns: int | None = None) -> None:
         """Write the samples as one PNG; see `jacobiflow.save_images`."""
@@ -190,11 +214,11 @@ class Encoded:
     log_det: Tensor
 
     def __repr__(self) -> str:
-        return f"Encoded z {_shape(self.z)}, log_det {list(self.log_det.shape)}"
+        return f"Encoded z {_shapes(self.z, self.log_det)}"
 
 
-def _shape(x: Tensor) -> str:
-    return f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+def _shapes(x: Tensor, log_det: Tensor) -> str:
+    return f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}, log_det {list(log_det.shape)}"
 
 
 def nonfinite_rows(x: Tensor) -> Tensor:
@@ -208,20 +232,15 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
         return parts[0]
     stats = [part.stats for part in parts]
     residuals = [one.residual for one in stats if one.residual is not None]
+    blocks = []
+    for same in zip(*(one.blocks for one in stats), strict=True):  # one block in all batches
+        names = ("sweeps", "evaluated", "update", "guess_sweeps")
+        tensors: dict[str, Any] = {name: torch.cat([getattr(one, name) for one in same]) for name in names}
+        status = tuple(status for one in same for status in one.status)
+        blocks.append(replace(same[0], status=status, seconds=sum(one.seconds for one in same), **tensors))
+    residual, seconds = torch.cat(residuals) if residuals else None, sum(one.seconds for one in stats)
     return Decoded(
         x=torch.cat([part.x for part in parts]),
         log_det=torch.cat([part.log_det for part in parts]),
-        stats=replace(
-            stats[0],
-            blocks=tuple(_joined_block(block) for block in zip(*(one.blocks for one in stats), strict=True)),
-            seconds=sum(one.seconds for one in stats),
-            residual=torch.cat(residuals) if residuals else None,
-        ),
+        stats=replace(stats[0], blocks=tuple(blocks), seconds=seconds, residual=residual),
     )
-
-
-def _joined_block(parts: Sequence[BlockStats]) -> BlockStats:
-    names = ("sweeps", "evaluated", "update", "guess_sweeps")
-    tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    status = tuple(status for part in parts for status in part.status)
-    return replace(parts[0], status=status, seconds=sum(part.seconds for part in parts), **tensors)

@@ -1,11 +1,13 @@
-"""Tables of text, for terminals and for `repr`."""
+"""Text for people: tables that fit the terminal, counts, what to type instead."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from functools import partial
 from itertools import accumulate, zip_longest
 
@@ -101,3 +103,25 @@ def listing(rows: Iterable[tuple[str, str]]) -> str:
     first = max((len(name) for name, _ in rows), default=0) + 4
     fill = partial(textwrap.fill, width=max(terminal_width(), first + 20), subsequent_indent=" " * first)
     return "\n".join(fill(text, initial_indent=f"  {name}".ljust(first)) for name, text in rows)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A remark for an error message, with the most similar name; "" if none is similar.
+
+    >>> did_you_mean("mnits", ["mnist", "cifar10"])
+    ' (did you mean mnist?)'
+    """
+    close = get_close_matches(name[:100], list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def pip_install(*parts: str) -> str:
+    """The command that installs parts of the project, which are on no index, from a checkout of it.
+
+    >>> pip_install("models", "lab[app]")
+    "pip install ./models './lab[app]' in the checkout"
+    >>> pip_install("[data]")
+    "pip install '.[data]' in the checkout"
+    """
+    paths = (f".{part}" if part.startswith("[") else f"./{part}" for part in parts)
+    return f"pip install {shlex.join(paths)} in the checkout"

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jacobiflow.core.progress import note
-from jacobiflow.core.suggest import pip_install
+from jacobiflow.core.tables import pip_install
 from jacobiflow.data.config import VALIDATION, DataConfig, DataError, data_errors
 from jacobiflow.data.decoding import CHUNK, Encoded, Part, Rows
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from jacobiflow.core.suggest import pip_install
-from jacobiflow.core.tables import table
+from jacobiflow.core.tables import pip_install, table
 from jacobiflow.flows.checkpoint import CARD, MODELS, CheckpointError, bundled_names, load
 
 COLUMNS = 80  # of what is printed

@@ -39,9 +39,8 @@ from jacobiflow.core.files import (
     write_text,
 )
 from jacobiflow.core.records import RecordError, build, parse_json
-from jacobiflow.core.results import JacobiflowError, one_line
-from jacobiflow.core.suggest import did_you_mean, pip_install
-from jacobiflow.core.warn import warn_caller
+from jacobiflow.core.results import JacobiflowError, one_line, warn_caller
+from jacobiflow.core.tables import did_you_mean, pip_install
 from jacobiflow.flows import calibration, profile
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.families import find_family, loads_as_itself, recipe_files, upgrade

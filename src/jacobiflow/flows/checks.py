@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from jacobiflow.core.results import BlockStats, Status, nonfinite_rows
-from jacobiflow.core.warn import warn_caller
+from jacobiflow.core.results import BlockStats, Status, nonfinite_rows, warn_caller
 from jacobiflow.flows.guidance import Guidance
 
 LARGE = 0.25  # standard deviations of the noise; images then look different from exact ones

@@ -15,7 +15,7 @@ from reprlib import repr as short
 from typing import Any
 
 from jacobiflow.core.records import RecordError
-from jacobiflow.core.suggest import pip_install
+from jacobiflow.core.tables import pip_install
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF
 from jacobiflow.flows.tarflow import TarFlow

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core import arguments
+from jacobiflow.core import arguments, results
 from jacobiflow.core.arguments import Labels
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Block, Conditioner
@@ -28,7 +28,6 @@ from jacobiflow.core.noise import row_noise
 from jacobiflow.core.pictures import as_images
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import BlockStats, Decoded, Encoded, JacobiflowError, OnFailure, Stats, Watcher, joined
-from jacobiflow.core.warn import warn_once
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.checks import PROBES, checked, warn_if_loose, warn_of_nonfinite
 from jacobiflow.flows.guidance import Guidance
@@ -361,7 +360,7 @@ class Flow(nn.Module, ABC):
         """What was measured, if it was on the weights as they are; else None, and one warning."""
         if measured is None or measured.weights == self.fingerprint():
             return measured
-        warn_once(f"the {name} of this flow is of other weights and is not used: run tune")
+        results.warn_once(f"the {name} of this flow is of other weights and is not used: run tune")
         return None
 
     @property

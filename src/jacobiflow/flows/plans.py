@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jacobiflow.core.arguments import word
 from jacobiflow.core.method import INITS, Init, Plan, PlanError
-from jacobiflow.core.suggest import did_you_mean
+from jacobiflow.core.tables import did_you_mean
 from jacobiflow.flows.auto_plan import auto_plan, recall
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.kernels.backend import Backend

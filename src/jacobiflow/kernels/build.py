@@ -20,8 +20,7 @@ from pathlib import Path
 from jacobiflow.core.cache_folder import own_folder, read_own, write_own
 from jacobiflow.core.hardware import processor_facts
 from jacobiflow.core.progress import announce
-from jacobiflow.core.results import one_line
-from jacobiflow.core.warn import warn_once
+from jacobiflow.core.results import one_line, warn_once
 from jacobiflow.kernels.c_library import declare
 
 KERNELS = Path(__file__).with_name("csrc")

@@ -13,7 +13,7 @@ from jacobiflow.core.files import write_text
 from jacobiflow.core.progress import in_time, pace, progress_bar
 from jacobiflow.core.records import as_json
 from jacobiflow.core.results import JacobiflowError
-from jacobiflow.core.suggest import pip_install
+from jacobiflow.core.tables import pip_install
 
 TIMED = 2  # steps whose time gives the estimate; the one before them warms up
 WORTH_SAYING = 60.0  # seconds

@@ -19,7 +19,7 @@ from jacobiflow.core import tables
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.progress import steps
 from jacobiflow.core.records import as_json
-from jacobiflow.core.suggest import did_you_mean
+from jacobiflow.core.tables import did_you_mean
 from jacobiflow.flows.checkpoint import load
 from jacobiflow_lab.analysis.redundancy import OFFSETS
 from jacobiflow_lab.analysis.sweeps import kept

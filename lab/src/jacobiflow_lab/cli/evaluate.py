@@ -29,8 +29,7 @@ from jacobiflow.cli.options import (
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.progress import note, progress_bar
 from jacobiflow.core.results import Decoded
-from jacobiflow.core.suggest import did_you_mean
-from jacobiflow.core.tables import table
+from jacobiflow.core.tables import did_you_mean, table
 from jacobiflow.data.sources import DataConfig, Images, Survey, load_images, survey
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
