@@ -1,7 +1,6 @@
 """Elementwise monotone maps z = f(x; theta), their inverses and log-derivatives.
 
-theta is [..., P * D] for x [..., D]: P groups of D numbers. A map returns its value and the
-logarithm of its own derivative, elementwise.
+theta is [..., P * D] for x [..., D]: P groups of D numbers.
 """
 
 from __future__ import annotations
@@ -18,31 +17,17 @@ from jacobiflow.core.description import Formula
 
 
 class Bijector(Protocol):
-    """An elementwise map and how many parameters it takes per number.
-
-    With a method `describe` it tells backends its formula: see `jacobiflow.core.description`.
-    """
+    """An elementwise map. A method `describe` tells backends its formula: see `jacobiflow.core.description`."""
 
     @property
-    def params(self) -> int:
-        """Parameters per element of x."""
-
-    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """z and log |dz/dx|."""
-
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """x and log |dx/dz|."""
+    def params(self) -> int: ...  # per element of x
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]: ...  # z and log |dz/dx|
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]: ...  # x and log |dx/dz|
 
 
 @dataclass(frozen=True)
 class ExpAffine:
-    """z = (x - b) exp(-a), theta = (a, b), as in TarFlow.
-
-    >>> f = ExpAffine()
-    >>> z, log_dz = f.forward(torch.tensor([3.0]), torch.tensor([0.0, 1.0]))
-    >>> z.item(), log_dz.item()
-    (2.0, -0.0)
-    """
+    """z = (x - b) exp(-a), theta = (a, b): TarFlow's convention."""
 
     params: int = 2
 
@@ -76,9 +61,9 @@ class Shift:
 
 @dataclass(frozen=True)
 class ScaleAffine:
-    """z = s x + b, theta = (u, b), with s = softplus(u) + eps or s = sigmoid(u + 2) + eps.
+    """z = s x + b, theta = (u, b), with s = softplus(u) + eps or s = sigmoid(u + 2) + eps: as in MAF libraries.
 
-    The two scale conventions of MAF libraries. `eps` bounds how much the inverse can stretch.
+    `eps` bounds how much the inverse can stretch.
     """
 
     scale: Literal["softplus", "sigmoid"] = "softplus"
@@ -88,31 +73,27 @@ class ScaleAffine:
     def describe(self) -> Formula:
         return Formula(self.scale, (self.eps,))
 
-    def scale_of(self, u: Tensor) -> Tensor:
-        """s(u), positive."""
-        return (F.softplus(u) if self.scale == "softplus" else torch.sigmoid(u + 2.0)) + self.eps
+    def _scale_and_shift(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        u, b = theta.chunk(2, dim=-1)
+        return (F.softplus(u) if self.scale == "softplus" else torch.sigmoid(u + 2.0)) + self.eps, b
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        u, b = theta.chunk(2, dim=-1)
-        s = self.scale_of(u)
+        s, b = self._scale_and_shift(theta)
         return torch.addcmul(b, x, s), s.log()
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        u, b = theta.chunk(2, dim=-1)
-        s = self.scale_of(u)
+        s, b = self._scale_and_shift(theta)
         return (z - b) / s, -s.log()
 
 
 @dataclass(frozen=True)
 class Spline:
-    """Monotone rational-quadratic spline on [-bound, bound], the identity outside.
+    """Monotone rational-quadratic spline on [-bound, bound], the identity outside (Durkan et al., 2019).
 
-    theta = (bins widths, bins heights, bins - 1 inner slopes), unconstrained. Widths and heights
-    are softmaxed with a floor of `min_bin`, slopes softplused with a floor of `min_slope`, and
-    the outermost slopes are 1, so that value and slope are continuous at the bounds.
-    Inside bin k, with t in [0, 1], width w, height h, s = h / w and slopes d0, d1:
+    theta = (bins widths, bins heights, bins - 1 inner slopes), unconstrained. Widths and heights are softmaxed with a
+    floor of `min_bin`, slopes softplused with a floor of `min_slope`, and the outermost slopes are 1, so that value
+    and slope are continuous. Inside bin k, with t in [0, 1], width w, height h, s = h / w and slopes d0, d1:
         z = z_k + h (s t^2 + d0 t (1 - t)) / (s + (d1 + d0 - 2 s) t (1 - t))
-    (Durkan et al., 2019, Neural Spline Flows.)
     """
 
     bins: int = 8
@@ -122,8 +103,7 @@ class Spline:
 
     def __post_init__(self) -> None:
         if self.bins < 2 or self.bins * self.min_bin >= 1:
-            most = f"to {int(1 / self.min_bin) - 1}" if self.min_bin else "or more"
-            raise ValueError(f"a spline takes 2 {most} bins, not {self.bins}")
+            raise ValueError(f"a spline takes 2 bins or more, and less than 1 / {self.min_bin}, not {self.bins}")
 
     @property
     def params(self) -> int:
@@ -133,8 +113,7 @@ class Spline:
         return Formula("spline", (self.bins, self.bound, self.min_bin, self.min_slope, self._offset))
 
     @property
-    def _offset(self) -> float:
-        """A zero vector is slope 1: a fresh network gives the identity."""
+    def _offset(self) -> float:  # of 0, so that a fresh network has slope 1 and gives the identity
         return math.log(math.expm1(1.0 - self.min_slope))
 
     def _bin(self, value: Tensor, theta: Tensor, *, of_z: bool) -> tuple[Tensor, ...]:
@@ -184,5 +163,4 @@ class Spline:
 def _log_slope(t: Tensor, s: Tensor, d0: Tensor, d1: Tensor) -> Tensor:
     """log dz/dx inside a bin."""
     u = t * (1 - t)
-    top = s**2 * (d1 * t**2 + 2 * s * u + d0 * (1 - t) ** 2)
-    return top.log() - 2 * (s + (d1 + d0 - 2 * s) * u).log()
+    return (s**2 * (d1 * t**2 + 2 * s * u + d0 * (1 - t) ** 2)).log() - 2 * (s + (d1 + d0 - 2 * s) * u).log()

@@ -21,11 +21,8 @@ Guess = tuple[Tensor, Tensor]  # a calibrated first guess mean_t + slope_t z_t: 
 class Cache(Protocol):
     """What a conditioner keeps of the inputs that it has read, for a fixed set of rows."""
 
-    def select(self, rows: Tensor) -> Cache:
-        """A copy of these rows."""
-
-    def zero_nonfinite(self) -> None:
-        """Replace what overflowed by zeros: 0 * NaN is NaN, so that NaN beyond a window would spoil it."""
+    def select(self, rows: Tensor) -> Cache: ...  # a copy of these rows
+    def zero_nonfinite(self) -> None: ...  # zeros for what overflowed: 0 * NaN is NaN, also beyond a window
 
 
 class NoCache:
@@ -40,25 +37,17 @@ class NoCache:
 class Conditioner(Protocol):
     """theta_t, a function of x_{<t}, for rows whose labels or context are bound.
 
-    Positions are counted in the order in which the conditioner reads them. With a method `describe` it tells
-    backends its network: see `jacobiflow.core.description`.
+    Positions are counted in the order in which the conditioner reads them. A method `describe` tells backends its
+    network: see `jacobiflow.core.description`.
     """
 
     @property
-    def length(self) -> int:
-        """Positions T per row."""
-
-    def select(self, rows: Tensor) -> Conditioner:
-        """The same conditioner, bound to these rows of its labels or context."""
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Weights, and labels or context as they were bound: everything that gradients may flow to."""
-
-    def new_cache(self, n: int) -> Cache:
-        """An empty cache for n rows."""
-
-    def first(self, n: int) -> Tensor:
-        """theta [n, 1, P] of position 0, which reads no other position."""
+    def length(self) -> int: ...  # positions T per row
+    def select(self, rows: Tensor) -> Conditioner: ...  # the same one, bound to these rows
+    def tensors(self) -> tuple[Tensor, ...]: ...  # weights and what was bound: all that gradients may flow to
+    def new_cache(self, n: int) -> Cache: ...  # an empty one for n rows
+    def first(self, n: int) -> Tensor: ...  # theta [n, 1, P] of position 0, which reads no other position
+    def all_params(self, x: Tensor) -> Tensor: ...  # theta [n, T, P], without a cache; differentiable
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         """theta [n, width, P] of positions start_i .. start_i + width - 1, from x [n, T, D].
@@ -67,9 +56,6 @@ class Conditioner(Protocol):
         entries of those before, and writes the entries of the inputs it reads. Positions beyond T - 1 are
         padding, which one start for all rows has not: it repeats input T - 2, and its theta means nothing.
         """
-
-    def all_params(self, x: Tensor) -> Tensor:
-        """theta [n, T, P] of all positions, without a cache; differentiable."""
 
 
 @dataclass(frozen=True)
@@ -102,24 +88,18 @@ class Engine(Protocol):
     rows: int | None = None  # that are best solved at once, for the sake of the processor's caches; None: all of them
     compacts: bool = True  # solved rows leave the batch; False where another number of rows costs more than they do
 
-    def select(self, rows: Tensor) -> Engine:
-        """The same engine for these rows."""
+    def select(self, rows: Tensor) -> Engine: ...  # the same engine for these rows
+    def new_cache(self, n: int) -> Cache: ...  # as `Conditioner.new_cache`
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
+        """As `Conditioner.params`; without a cache all inputs are evaluated again."""
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]: ...  # as `Bijector.inverse`
+    def accept(self, rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: Method) -> Verdict:
+        """As `jacobiflow.core.rows.accept`."""
 
     def rough(self) -> Engine | None:
         """The same engine with products in bfloat16, for first guesses; None where it would not be faster."""
         return None
-
-    def new_cache(self, n: int) -> Cache:
-        """As `Conditioner.new_cache`."""
-
-    def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
-        """As `Conditioner.params`; without a cache all inputs are evaluated again."""
-
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """x and log |dx/dz| [n, w, D] of the elementwise map."""
-
-    def accept(self, rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: Method) -> Verdict:
-        """As `jacobiflow.core.rows.accept`."""
 
     def solve(self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None) -> None:
         """Positions start .. stop - 1 of x [n, T, D], one after the other, and their log |dx/dz| [n, T].
@@ -136,16 +116,14 @@ class Engine(Protocol):
 class Block:
     """z_t = f(x_t; theta_t), theta_t a function of x_{<t}; bound to rows, to a backend and to an order.
 
-    order: the index in the data of each position; None is the natural order. Sequences that go in and come
-    out are in the order of the data, except in `decode`'s loop, which counts positions.
-    guess: the calibrated first guess in the order of positions, if there is one.
+    Sequences that go in and come out are in the order of the data, except in `decode`'s loop, which counts positions.
     """
 
     conditioner: Conditioner
     bijector: Bijector
     engine: Engine
-    order: Tensor | None = None
-    guess: Guess | None = None
+    order: Tensor | None = None  # the index in the data of each position; None is the natural order
+    guess: Guess | None = None  # in the order of positions
 
     @property
     def length(self) -> int:

@@ -1,9 +1,9 @@
 """The cache folder: files kept between runs, read back only if nobody else can have changed them.
 
 Compiled libraries run as the user, and stored profiles decide what samples look like. So a folder is used only if it
-belongs to the user and nobody else can write to it. Each of its parents must belong to the user or to root. A parent
-must be closed to others too, or have the sticky bit as /tmp has: whoever can write to a parent can replace the folder.
-Access control lists need no check of their own, because the group bits of a mode include them.
+belongs to the user and nobody else can write to it. Whoever can write to a parent can replace the folder, so each
+parent must be closed to others too, or have the sticky bit as /tmp has, and belong to the user or to root. Access
+control lists need no check of their own, because the group bits of a mode include them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,19 +20,26 @@ from jacobiflow.core.results import warn_once
 
 
 def cache_folder() -> Path:
-    """$JACOBIFLOW_CACHE, else `jacobiflow` in $XDG_CACHE_HOME or ~/.cache.
-
-    This is the path only. Use `own_folder` to read or write there.
-    """
-    own = os.environ.get("JACOBIFLOW_CACHE")
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else Path(shared or Path.home() / ".cache") / "jacobiflow"
+    """The path $JACOBIFLOW_CACHE, else `jacobiflow` in $XDG_CACHE_HOME or ~/.cache; `own_folder` makes it safe."""
+    if own := os.environ.get("JACOBIFLOW_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jacobiflow"
 
 
 def own_folder(name: str) -> Path | None:
-    """The folder `name` in the cache folder, made if missing. None, and one warning, if it is not safe."""
+    """The folder `name` in the cache folder, made if missing. None, and one warning, if it is not safe.
+
+    Each parent is checked before anything is made in it. New folders have mode 0700, whatever the umask.
+    """
     try:
-        return _secured(Path(os.path.realpath(cache_folder() / name)))
+        folder = Path(os.path.realpath(cache_folder() / name))
+        for path in (*reversed(folder.parents), folder):
+            if not os.path.lexists(path):
+                with suppress(FileExistsError):  # another process was faster
+                    os.mkdir(path, 0o700)
+                    os.chmod(path, 0o700)  # the umask may have closed it to the user as well
+            _check(path, path.lstat(), stat.S_ISDIR, leaf=path == folder)
+        return folder
     except OSError as error:
         where, reason = f"the cache folder {cache_folder()}", f"{error.filename}: {error.strerror}"
     except RuntimeError:  # Path.home: no $HOME, and an unknown user
@@ -45,10 +53,7 @@ def read_own(path: Path) -> bytes:
     """The content of a plain file that the user owns and nobody else can write; OSError for any other."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe would wait
     with open(os.open(path, flags), "rb") as file:
-        info = os.fstat(file.fileno())
-        if not stat.S_ISREG(info.st_mode):
-            raise OSError(errno.EINVAL, "not a plain file", str(path))
-        _check_owner(path, info, leaf=True)
+        _check(path, os.fstat(file.fileno()), stat.S_ISREG, leaf=True)
         return file.read()
 
 
@@ -57,28 +62,11 @@ def write_own(path: Path, content: bytes) -> None:
     write_bytes(path, content, mode=0o600)
 
 
-def _secured(folder: Path) -> Path:
-    """The folder (a path without links) if only the user can write to it; OSError says why not.
-
-    Each parent is checked before anything is made in it. New folders have mode 0700, whatever the umask.
-    """
-    for path in (*reversed(folder.parents), folder):
-        if not os.path.lexists(path):
-            with suppress(FileExistsError):  # another process was faster
-                os.mkdir(path, 0o700)
-                os.chmod(path, 0o700)  # the umask may have closed it to the user as well
-        info = path.lstat()
-        if not stat.S_ISDIR(info.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-        _check_owner(path, info, leaf=path == folder)
-    return folder
-
-
-def _check_owner(path: Path, info: os.stat_result, *, leaf: bool) -> None:
-    """PermissionError unless the user owns the path and nobody else can write to it.
-
-    A path that is no leaf may also belong to root, or have the sticky bit.
-    """
+def _check(path: Path, info: os.stat_result, is_kind: Callable[[int], bool], *, leaf: bool) -> None:
+    """OSError unless the path is of this kind and nobody but the user can write to it; parents: see above."""
+    if not is_kind(info.st_mode):
+        wrong = "it is not a folder" if is_kind is stat.S_ISDIR else "it is not a plain file"
+        raise OSError(errno.EINVAL, wrong, str(path))
     if os.name != "posix":  # modes mean nothing there, and home folders are closed to others
         return
     if info.st_uid != os.geteuid() and (leaf or info.st_uid):

@@ -1,9 +1,8 @@
 """The loop: the inverse of a block by parallel sweeps over a window that slides along the sequence.
 
-A sweep updates all positions t of a window at once from the current guess:
-    x_t <- f^-1(z_t; theta_t(x_{<t}))
-Each sample keeps its own frontier, the number of its final positions. A window of one position is sequential
-decoding; without a width it is the rest of the sequence, Algorithm 1 of Zhang et al. (2026).
+A sweep updates all positions t of a window at once: x_t <- f^-1(z_t; theta_t(x_{<t})). Each sample keeps its own
+frontier, the number of its final positions. A window of one position is sequential decoding; without a width it is
+the rest of the sequence, Algorithm 1 of Zhang et al. (2026).
 """
 
 from __future__ import annotations
@@ -41,13 +40,12 @@ def decode(
 ) -> Decoded:
     """Invert z = block(x) as `method` says. z: [N, T, D] in the order of the data; it is never written to.
 
-    on_failure: what happens to samples that have no finite answer or reach max_sweeps: they continue one
-        position at a time ("fallback"), raise a DecodingError that names block `number` ("raise"), or are
-        returned as they are ("return").
+    on_failure: samples that have no finite answer or reach max_sweeps continue one position at a time ("fallback"),
+        raise a DecodingError that names block `number` ("raise"), or are returned as they are ("return").
     cache: keep what the conditioner computed for final positions; False trades time for memory.
     compact_at: solved rows leave the batch when this share of it or less still moves; 0 keeps them.
-    watch: called with the first guess and after every sweep. The batch is then solved in one part, and
-        samples that continue with a narrower window are not shown.
+    watch: called with the first guess and after every sweep of the whole batch, but not of samples that continue
+        with a narrower window.
     """
     for kind, value in ((Block, block), (Tensor, z), (Method, method)):
         instance(kind, value, "decode")
@@ -62,7 +60,7 @@ def decode(
     if method.precision == "mixed" and (z.dtype != torch.float32 or block.engine.rough() is None):
         method = replace(method, precision="float32")
     observe = None if watch is None else Observer(watch, block, number, z)
-    run = partial(solve, method=method, on_failure=on_failure, cache=cache, compact_at=compact_at, observe=observe)
+    run = partial(solve, method=method, on_failure=on_failure, cache=cache, share=compact_at, observe=observe)
     with torch.inference_mode():
         z = block.to_positions(z.detach())
         most = len(z) if watch is not None else block.engine.rows or len(z)  # rows of a part
@@ -113,13 +111,7 @@ class Observer:
 
 
 def solve(
-    block: Block,
-    z: Tensor,
-    method: Method,
-    on_failure: OnFailure,
-    cache: bool,
-    compact_at: float,
-    observe: Observer | None,
+    block: Block, z: Tensor, method: Method, on_failure: OnFailure, cache: bool, share: float, observe: Observer | None
 ) -> Rows:
     """The answers of one batch, z [n, T, D] in the order of positions."""
     engine, theta = block.engine, block.conditioner.first(len(z))
@@ -140,7 +132,7 @@ def solve(
         if rows.width == 1:
             solved, narrower = one_by_one(rows, observe)
         else:
-            solved, narrower = slide(rows, method, on_failure, compact_at, observe)
+            solved, narrower = slide(rows, method, on_failure, share, observe)
         done += [replace(part, cache=None) for part in solved]  # caches are large
         queue += narrower
         observe = None  # samples that continue with a narrower window are not shown
@@ -150,10 +142,7 @@ def solve(
 
 
 def rough_guess(engine: Engine, z: Tensor, first: Tensor, guess: Tensor, method: Method) -> tuple[Tensor, Tensor]:
-    """A better first guess by sweeps of an engine in bfloat16, and how many each row took, [n].
-
-    No position becomes final and no cache is written. A row that overflows keeps its last finite guess.
-    """
+    """A better first guess by sweeps in bfloat16, and how many each row took; a row that overflows keeps its last."""
     x, count = guess.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device)
     x[:, :1] = first.nan_to_num(0, 0, 0)
     rows, length = torch.arange(len(z), device=z.device), z.shape[1]
@@ -170,11 +159,13 @@ def rough_guess(engine: Engine, z: Tensor, first: Tensor, guess: Tensor, method:
 
 
 def slide(
-    rows: Rows, method: Method, on_failure: OnFailure, compact_at: float, observe: Observer | None
+    rows: Rows, method: Method, on_failure: OnFailure, share: float, observe: Observer | None
 ) -> tuple[list[Rows], list[Rows]]:
-    """Sweep until every row is solved. Returns solved rows, and those that continue with narrower windows."""
+    """Sweep until every row is solved. Returns solved rows, and those that continue with narrower windows.
+
+    Solved rows leave the batch when this share of it or less still moves.
+    """
     done, narrower, look = list[Rows](), list[Rows](), rows.look()
-    compact_at = compact_at if rows.block.engine.compacts else 0.0
     while look.count:
         moving, low = rows.moving if observe else None, look.low
         verdict = sweep(rows, look, method)
@@ -185,7 +176,7 @@ def slide(
             rows, *left = regrouped(rows, verdict, method, on_failure)
             narrower += left
             look = rows.look()
-        if 0 < look.count <= min(compact_at * len(rows), len(rows) - 1):
+        if rows.block.engine.compacts and 0 < look.count <= min(share * len(rows), len(rows) - 1):
             solved, rows = rows.parted()
             done += solved
     return [*done, rows], narrower

@@ -22,13 +22,6 @@ def description(thing: object) -> object | None:
 
     Bijectors return a `Formula`, conditioners a `BoundNetwork` or a `TransformerNetwork`. The method is not inherited:
     a subclass may compute something else, so it runs in torch until it describes itself.
-
-    >>> class Double:
-    ...     def describe(self) -> Formula:
-    ...         return Formula("scale", (2.0,))
-    >>> class Triple(Double): ...
-    >>> description(Double()), description(Triple())
-    (Formula(kind='scale', numbers=(2.0,)), None)
     """
     describe = vars(type(thing)).get("describe")
     return None if describe is None else describe(thing)

@@ -34,24 +34,21 @@ class FileError(JacobiflowError, ValueError):
 
 
 def write_atomically(
-    path: Path, write: Callable[[str], object], *, mode: int | None = None, partial: Path | None = None
+    path: Path, write: Callable[[str], object], *, mode: int = 0o666, partial: Path | None = None
 ) -> None:
-    """Call write(name of a private file), sync that file to the disk, and move it to `path` in one step.
+    """Call write(name of a private file), sync it to the disk, and move it to `path`: readers see old or new content.
 
-    A reader sees the old content or the new one. mode: of the new file; None follows the umask. partial: the
-    folder of the private file; None is the folder of `path`; leftovers of killed writes go an hour later.
+    mode: of the new file, as the umask lets it. partial: the folder of the private file; None is the folder of `path`,
+    where leftovers of killed writes go an hour later.
     """
     name = (partial or path.parent) / f".{path.name}.{secrets.token_hex(8)}"
     try:
-        with open(name, "xb") as file:
-            final_mode = os.fstat(file.fileno()).st_mode if mode is None else mode
-            os.fchmod(file.fileno(), 0o600)  # private until it is complete
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
         try:
             write(str(name))
         except SafetensorError as error:  # it has errors of its own for a full disk
             number = int((re.findall(r"os error (\d+)", str(error)) or [errno.EIO])[0])
             raise OSError(number, os.strerror(number), str(path)) from None
-        os.chmod(name, final_mode)
         sync(name)
         os.replace(name, path)
     except BaseException as error:

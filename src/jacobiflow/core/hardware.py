@@ -67,17 +67,11 @@ def peak_memory() -> int:
 
 @contextmanager
 def memory_limit(gigabytes: float) -> Iterator[None]:
-    """Make allocations fail that would take this process over a limit; 0 is none.
-
-    An allocation that fails is an error that can be handled. A process that takes too much is killed.
-    """
-    if not gigabytes:
-        yield
-        return
+    """Make allocations fail that would take this process over a limit (0: none), before the system kills it."""
     import resource  # not on every system
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = int(gigabytes * BILLION)
+    most = int(gigabytes * BILLION) if gigabytes else soft
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
     try:
         yield

@@ -1,10 +1,10 @@
 """Gradients through a decoded sample by the implicit function theorem.
 
-The answer x of a block solves x = G(x, z, w), G(x, z, w)_t = f^-1(z_t; theta_t(x_{<t}, w)), whatever
-sweeps led to it. So for a loss with gradient g at x
+The answer x of a block solves x = G(x, z, w), G(x, z, w)_t = f^-1(z_t; theta_t(x_{<t}, w)). So for a loss with
+gradient g at x
     dloss/d(z, w) = (dG/d(z, w))^T v,   v = g + J^T v,   J = dG/dx.
-J is strictly lower triangular: the same sweeps that solved for x solve for v, exactly after T of
-them. Only one evaluation of the block is kept in memory, however many sweeps there were.
+J is strictly lower triangular: sweeps solve for v as they did for x, exactly after T of them. Only one evaluation of
+the block is kept in memory.
 """
 
 from __future__ import annotations
@@ -75,13 +75,10 @@ class _Implicit(torch.autograd.Function):
 def _solve(new: Tensor, log_det: Tensor, x: Tensor, g: Tensor, g_log_det: Tensor, tol: float) -> Tensor:
     """v = g' + J^T v by sweeps, g' what reaches x from the loss, log_det's share included."""
     if log_det.requires_grad:
-        (share,) = torch.autograd.grad(log_det, x, g_log_det, retain_graph=True, allow_unused=True)
-        g = g if share is None else g + share
+        g = g + torch.autograd.grad(log_det, x, g_log_det, retain_graph=True, materialize_grads=True)[0]
     v = g
     for _ in range(x.shape[1] - 1):
-        pulled: Tensor | None = torch.autograd.grad(new, x, v, retain_graph=True, allow_unused=True)[0]
-        if pulled is None:
-            break
+        (pulled,) = torch.autograd.grad(new, x, v, retain_graph=True, materialize_grads=True)
         update, v = (g + pulled - v).flatten(1).abs().amax(1), g + pulled
         scale = v.flatten(1).abs().amax(1)
         if bool(((update <= tol * scale) | ~update.isfinite()).all()):

@@ -60,9 +60,7 @@ class Method:
             raise ValueError("Method.precision 'mixed' is for whole-sequence sweeps: leave out width")
 
     def resolved(self, unit: Unit = "absolute", *, calibrated: bool = False) -> Method:
-        """The same method with every default spelled out.
-
-        unit: the family's. calibrated: whether the flow has a calibrated first guess.
+        """The same method with every default spelled out. unit: the family's. calibrated: whether the flow is.
 
         >>> Method(tol=0.1).resolved("relative")
         Method(width=None, tol=0.1, max_sweeps=None, init='zeros', unit='relative', precision='float32')
@@ -94,8 +92,6 @@ class Plan:
     `about` holds what was measured when the plan was made; it changes nothing.
 
     >>> plan = Plan.selective(3, tol=0.5)
-    >>> [m.width for m in plan]
-    [1, None, None]
     >>> Plan.from_json(plan.to_json()) == plan
     True
     >>> plan

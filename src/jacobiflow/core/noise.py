@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 Noise = Literal["gaussian", "dequantize", "binary", "none"]  # see `data.transforms.prepare`
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
-
-def row_noise(n: int, shape: tuple[int, ...], seed: int | None, start: int = 0) -> npt.NDArray[np.float64]:
+def row_noise(
+    n: int, shape: tuple[int, ...], seed: int | None, start: int = 0
+) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Rows start .. start + n - 1 of the noise, [n, *shape]. Row i depends on (seed, i) only.
 
     >>> bool((row_noise(3, (2,), 0)[1:] == row_noise(2, (2,), 0, start=1)).all())

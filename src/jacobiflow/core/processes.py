@@ -79,8 +79,7 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether any process sets `flag`. All processes wait for each other here."""
-        vote = torch.tensor(float(flag))  # on the CPU: gloo waits longer than NCCL for a leader that writes
-        return bool(self.mean(vote) > 0)
+        return bool(self.mean(torch.tensor(float(flag))) > 0)  # gloo waits longer than NCCL for a leader that writes
 
     def share(self, make: Callable[[], T]) -> T:
         """The leader's result of `make`, on every process. If it fails there, the others exit quietly."""
@@ -162,12 +161,8 @@ class StopKey:
             signal.signal(number, handler)
 
 
-class LockError(JacobiflowError):
-    """A folder that another process uses."""
-
-
 class Lock:
-    """A lock on the folder of a job or training; its first process locks it exclusively, then all of them share it.
+    """A lock on the folder of a job or training: exclusive by its first process, then shared by all.
 
     The system releases it when its process ends, so it is never stale.
     """
@@ -178,13 +173,13 @@ class Lock:
         self.file = open(os.open(folder / ".lock", flags, 0o666), "a+", encoding="utf-8")  # noqa: SIM115
 
     def exclusive(self) -> None:
-        """Lock exclusively; LockError if another job uses the folder."""
+        """Lock exclusively; an error if another job uses the folder."""
         deadline = time.monotonic() + WAIT
         while not self._try(fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 self.file.seek(0)
                 owner = self.file.read(200).strip() or "another process"
-                raise LockError(f"{self.folder} is in use by {owner}: wait for it, or use another --out")
+                raise JacobiflowError(f"{self.folder} is in use by {owner}: wait for it, or use another --out")
             time.sleep(0.05)
         self.file.truncate(0)
         self.file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -193,7 +188,7 @@ class Lock:
     def shared(self) -> None:
         """Share the lock with the other processes of this job; other jobs stay out."""
         if not self._try(fcntl.LOCK_SH):
-            raise LockError(f"{self.folder} is in use by another job: wait for it, or use another --out")
+            raise JacobiflowError(f"{self.folder} is in use by another job: wait for it, or use another --out")
 
     def _try(self, kind: int) -> bool:
         try:

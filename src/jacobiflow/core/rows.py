@@ -64,10 +64,7 @@ class Window:
 
 @dataclass
 class Rows:
-    """Samples that are swept together; every tensor has one row for each.
-
-    Sequences have room for padding behind their T positions, so that windows of one width fit everywhere.
-    """
+    """Samples that are swept together, a row each. Padding lets windows of one width fit everywhere."""
 
     block: Block
     width: int  # positions of their windows
@@ -95,10 +92,9 @@ class Rows:
         slopes = z.new_zeros(n, length + padding)
         seen[:, :1], slopes[:, :1] = torch.where(lost[:, None, None], 0, first), log_slope.sum(-1)
         place, change = torch.arange(n, device=z.device), z.new_zeros(n, dtype=torch.float64)
-        frontier, status = (~lost).long(), torch.where(lost, NONFINITE, EXACT)
         sweeps, evaluated, guess_sweeps = (torch.zeros_like(place) for _ in range(3))
-        sequences = z, guess, seen, seen.clone(), slopes
-        return cls(block, width, place, *sequences, frontier, sweeps, evaluated, change, status, guess_sweeps)
+        counts = (~lost).long(), sweeps, evaluated, change, torch.where(lost, NONFINITE, EXACT), guess_sweeps
+        return cls(block, width, place, z, guess, seen, seen.clone(), slopes, *counts)
 
     def __len__(self) -> int:
         return len(self.z)
@@ -161,12 +157,6 @@ class Rows:
             return Window(look.low, min(self.width, self.length - look.low))
         return Window(self.frontier.clamp_max(self.length - 1), self.width)
 
-    def own(self, window: Window) -> Tensor:
-        """[n, width], which positions of a window the sweep may change: from the row's frontier on."""
-        start = window.start if isinstance(window.start, int) else window.start[:, None]
-        at = start + torch.arange(window.width, device=self.z.device)
-        return (at >= self.frontier[:, None]) & (at < self.length) & self.moving[:, None]
-
     def finish(self, start: int) -> None:
         """Positions from `start` on were solved one after the other, in `seen`."""
         found = self.seen[:, start : self.length]
@@ -195,7 +185,10 @@ def accept(rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: M
     `seen` takes the last that became final too: it has no cache entry yet. Positions that are not finite return
     to the first guess.
     """
-    own, z, seen = rows.own(window), window.take(rows.z), window.take(rows.x)
+    start = window.start if isinstance(window.start, int) else window.start[:, None]
+    at = start + torch.arange(window.width, device=new.device)
+    own = (at >= rows.frontier[:, None]) & (at < rows.length) & rows.moving[:, None]  # what the sweep may change
+    z, seen = window.take(rows.z), window.take(rows.x)
     change, still = changes(new, seen, z, log_slope, method)
     found = judge(change, still, own, method, rows.frontier + rows.width >= rows.length)
     finite = new.isfinite().all(-1)

@@ -20,12 +20,6 @@ def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, method: Met
         relative: the change is d / u with u = max(|x|, |z dx/dz|), still is d <= 8 eps u.
     A position takes the largest change of its D numbers and is still if all of them are. If it is not finite,
     its change is NaN. Where |z dx/dz| overflows, u is |x|. Where u is 0, only d = 0 is small.
-
-    >>> x = torch.tensor([[[2e-6], [1.0]]])
-    >>> zero = torch.zeros_like(x)
-    >>> change, still = changes(x, x + 1e-7, zero, zero, Method(unit="relative"))
-    >>> [f"{c:.0e}" for c in change[0].tolist()], still.tolist()
-    (['5e-02', '1e-07'], [[False, True]])
     """
     d, size = (new - seen).abs(), new.abs()
     rounding, largest = ROUNDING * torch.finfo(new.dtype).eps, torch.finfo(new.dtype).max
@@ -62,9 +56,9 @@ def judge(change: Tensor, still: Tensor, own: Tensor, method: Method, at_end: Te
     """Which positions a sweep made final. change, still, own: [n, w], from `changes`; NaN is not finite.
 
     own: the positions of each row's window, one run per row. at_end: [n], whether it ends with the sequence.
-    Positions are final as long as they and all before them changed little; the next one is final too, because
-    its inputs are. A position that is not finite is never final. Windows accept small changes. Without a
-    width only positions that stand still are accepted, until all changes are small (Algorithm 1).
+    Positions are final as long as they and all before them changed little; the next one is final too, because its
+    inputs are. What is not finite is never final. Windows accept changes within tol. Without a width only positions
+    that stand still are accepted, until all changes are small (Algorithm 1).
     """
     count = own.sum(1)
     place = own.cumsum(1) - 1  # of each position in its row's window
