@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from jacobiflow.core import cache_folder as folders
+from jacobiflow.core import files as folders
 from jacobiflow.core import results
 from jacobiflow.kernels import build
 

@@ -21,7 +21,7 @@ import torch
 
 from jacobiflow import __version__
 from jacobiflow.cli.options import Json, parse, report
-from jacobiflow.core.cache_folder import own_folder, write_own
+from jacobiflow.core.files import own_folder, write_own
 from jacobiflow.core.hardware import BILLION, available_cores, processor_name, total_memory
 from jacobiflow.core.progress import steps
 from jacobiflow.core.results import one_line

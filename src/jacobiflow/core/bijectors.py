@@ -61,13 +61,10 @@ class Shift:
 
 @dataclass(frozen=True)
 class ScaleAffine:
-    """z = s x + b, theta = (u, b), with s = softplus(u) + eps or s = sigmoid(u + 2) + eps: as in MAF libraries.
-
-    `eps` bounds how much the inverse can stretch.
-    """
+    """z = s x + b, theta = (u, b), with s = softplus(u) + eps or s = sigmoid(u + 2) + eps: as in MAF libraries."""
 
     scale: Literal["softplus", "sigmoid"] = "softplus"
-    eps: float = 1e-3
+    eps: float = 1e-3  # bounds how much the inverse can stretch
     params: int = 2
 
     def describe(self) -> Formula:

@@ -35,10 +35,9 @@ class NoCache:
 
 
 class Conditioner(Protocol):
-    """theta_t, a function of x_{<t}, for rows whose labels or context are bound.
+    """theta_t, a function of x_{<t}, for rows whose labels or context are bound; positions in the order it reads them.
 
-    Positions are counted in the order in which the conditioner reads them. A method `describe` tells backends its
-    network: see `jacobiflow.core.description`.
+    A method `describe` tells backends its network: see `jacobiflow.core.description`.
     """
 
     @property
@@ -114,10 +113,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Block:
-    """z_t = f(x_t; theta_t), theta_t a function of x_{<t}; bound to rows, to a backend and to an order.
-
-    Sequences that go in and come out are in the order of the data, except in `decode`'s loop, which counts positions.
-    """
+    """z_t = f(x_t; theta_t), theta_t a function of x_{<t}; bound to rows and a backend. x and z are in data order."""
 
     conditioner: Conditioner
     bijector: Bijector

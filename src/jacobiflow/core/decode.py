@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.arguments import function, instance, switches, word
-from jacobiflow.core.block import Block, Engine
+from jacobiflow.core.block import Block, Engine, take
 from jacobiflow.core.failures import regrouped
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.results import STATUSES, BlockStats, Decoded, DecodingError, OnFailure, Stats, Sweep, Watcher
@@ -93,18 +93,16 @@ def _decoded(block: Block, rows: Rows, method: Method, seconds: float) -> Decode
 
 
 class Observer:
-    """Shows a batch to `watch`, in the order of the data."""
+    """Shows a batch to `watch`, in the order of the data, after a sweep over lo .. hi - 1 of the rows in `moved`."""
 
     def __init__(self, watch: Watcher, block: Block, number: int, z: Tensor) -> None:
         self.watch, self.block, self.number, self.count = watch, block, number, 0
         self.answer = torch.zeros_like(z)
 
     def __call__(self, rows: Rows, moved: Tensor, lo: int, hi: int) -> None:
-        """After a sweep over positions lo .. hi - 1 of `rows`, in which those in `moved` took part."""
         self.answer[rows.place] = rows.answer[:, : rows.length]
         with torch.inference_mode(False):  # the copies are ordinary tensors
-            moving = torch.zeros(len(self.answer), dtype=torch.bool)
-            moving[rows.place[moved].cpu()] = True
+            moving = torch.isin(torch.arange(len(self.answer)), rows.place[moved].cpu())
             x = self.block.from_positions(self.answer.clone())
             self.watch(Sweep(block=self.number, number=self.count, lo=lo, hi=hi, moving=moving, x=x))
         self.count += 1
@@ -161,10 +159,7 @@ def rough_guess(engine: Engine, z: Tensor, first: Tensor, guess: Tensor, method:
 def slide(
     rows: Rows, method: Method, on_failure: OnFailure, share: float, observe: Observer | None
 ) -> tuple[list[Rows], list[Rows]]:
-    """Sweep until every row is solved. Returns solved rows, and those that continue with narrower windows.
-
-    Solved rows leave the batch when this share of it or less still moves.
-    """
+    """Sweep until every row is solved. Returns solved rows, and those that continue with narrower windows."""
     done, narrower, look = list[Rows](), list[Rows](), rows.look()
     while look.count:
         moving, low = rows.moving if observe else None, look.low
@@ -186,7 +181,7 @@ def sweep(rows: Rows, look: Look, method: Method) -> Verdict:
     """x_t <- f^-1(z_t; theta_t(x_{<t})) for all positions t of each row's window; what became of the rows."""
     engine, window = rows.block.engine, rows.window(look)
     theta = engine.params(rows.x, window.start, window.width, rows.cache)
-    new, log_slope = engine.inverse(window.take(rows.z), theta)
+    new, log_slope = engine.inverse(take(rows.z, window.start, window.width), theta)
     return engine.accept(rows, window, new, log_slope, method)
 
 

@@ -50,14 +50,12 @@ def available_memory() -> float:
 
 def used_memory() -> float:
     """Bytes of memory that this process holds now; 0 if unknown."""
-    held = 1024 * _figure(STATUS, "VmRSS:")
-    return held if held < math.inf else 0.0
+    return 1024 * _figure(STATUS, "VmRSS:", otherwise=0.0)
 
 
 def peak_memory() -> int:
     """The most bytes of memory that this process has held; on Linux since they were reset."""
-    peak = _figure(STATUS, "VmHWM:")
-    if peak < math.inf:
+    if peak := _figure(STATUS, "VmHWM:", otherwise=0.0):
         return 1024 * int(peak)
     import resource  # not on every system
 
@@ -79,12 +77,12 @@ def memory_limit(gigabytes: float) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _figure(path: Path, name: str = "") -> float:
-    """The number after `name` in a file of Linux; infinity without one: "max" means no limit."""
+def _figure(path: Path, name: str = "", otherwise: float = math.inf) -> float:
+    """The number after `name` in a file of Linux; "max" is none."""
     with suppress(OSError):
         if found := re.search(rf"{name}\s*(\d+)", path.read_text()):
             return float(found[1])
-    return math.inf
+    return otherwise
 
 
 def available_cores() -> int:

@@ -27,9 +27,8 @@ def attach(
     """x [N, T, D] and log_det [N] as differentiable functions of z and of `block.tensors()`: first derivatives only.
 
     x must solve the block for z: what is left of its error biases the gradients. tol bounds the last update of v,
-    relative to the largest entry of v in that sample. lent gives the block the tensors that it has now for the
-    backward pass; without it, weights that were replaced in between are an error. Samples that are not finite
-    take nothing from the gradients of the others, if the loss leaves them out.
+    relative to the largest entry of v in that sample. lent gives the block its tensors of now for the backward pass;
+    without it, replaced weights are an error. The loss may leave out samples that are not finite.
     """
     return _Implicit.apply(block, tol, lent, x, log_det, z, *block.tensors())  # type: ignore[no-any-return, no-untyped-call]
 

@@ -63,11 +63,10 @@ class World:
 
     def device(self, device: torch.device) -> torch.device:
         """This process's own device of the given type."""
-        if device.type != "cuda" or self.size == 1:
-            return device
-        mine = torch.device("cuda", self.local_rank)
-        torch.cuda.set_device(mine)
-        return mine
+        if device.type == "cuda" and self.size > 1:
+            device = torch.device("cuda", self.local_rank)
+            torch.cuda.set_device(device)
+        return device
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean of x over all processes, equal on each. Changes x."""
@@ -162,10 +161,7 @@ class StopKey:
 
 
 class Lock:
-    """A lock on the folder of a job or training: exclusive by its first process, then shared by all.
-
-    The system releases it when its process ends, so it is never stale.
-    """
+    """A lock on the folder of a job or training, which the system releases when the process ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

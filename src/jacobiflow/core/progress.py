@@ -91,10 +91,7 @@ def with_estimate(show: Callable[[str], None]) -> Callable[[str], None]:
 
 @contextmanager
 def steps(verb: str) -> Iterator[Callable[[str], None]]:
-    """A function that shows each step and the time left: in one place on a terminal, as lines elsewhere.
-
-    Texts that are equal up to a colon are one step.
-    """
+    """A function that shows each step and the time left; texts that are equal up to a colon are one step."""
     last = ""
     with tqdm(bar_format="{desc} [{elapsed}]", leave=False, disable=None) as bar:
 

@@ -22,12 +22,7 @@ class RecordError(JacobiflowError, ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """Plain data from standard JSON: NaN, Infinity and repeated keys are errors.
-
-    >>> parse_json('{"tol": 0.5, "tol": 0.1}')
-    Traceback (most recent call last):
-    jacobiflow.core.records.RecordError: it is not JSON: the key 'tol' is there twice
-    """
+    """Plain data from standard JSON: NaN, Infinity and repeated keys are errors."""
     try:
         return json.loads(text, parse_constant=_reject_constant, object_pairs_hook=_unique_keys)
     except RecursionError:
@@ -96,8 +91,10 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
         if len(inner) == len(value):
             return tuple(_fit(value[i], inner[i], f"{where}[{i}]") for i in range(len(value)))
     if hint is float and type(value) is int:
-        with suppress(OverflowError):
+        try:
             return float(value)
+        except OverflowError:
+            raise RecordError(f"{where} is too large: {short(value)}") from None
     if type(value) in (hint, origin) or (origin is Literal and value in args):
         return value
     raise RecordError(f"{where} must be {_describe(hint)}, not {short(value)}")

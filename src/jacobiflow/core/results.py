@@ -6,7 +6,7 @@ import enum
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,10 +54,6 @@ STATUSES: tuple[Status, ...] = tuple(Status)
 def _counted(ends: Sequence[Status]) -> str:
     """How many samples ended how: "3 exact, 13 converged"."""
     return ", ".join(f"{ends.count(s)} {s.words}" for s in Status if s in ends) or "none"
-
-
-def _worst(ends: Iterable[Status]) -> Status:
-    return max(ends, key=lambda s: s.rank, default=Status.EXACT)
 
 
 class JacobiflowError(Exception):
@@ -124,7 +120,7 @@ class BlockStats:
     @property
     def worst(self) -> Status:
         """The worst status of any sample."""
-        return _worst(self.status)
+        return max(self.status, key=lambda s: s.rank, default=Status.EXACT)
 
     def samples(self, status: Status) -> list[int]:
         """Which samples ended so."""
@@ -152,17 +148,16 @@ class Stats:
     @property
     def status(self) -> Status:
         """The worst status of any sample in any block."""
-        return _worst(b.worst for b in self.blocks)
+        return max((b.worst for b in self.blocks), key=lambda s: s.rank, default=Status.EXACT)
 
     @property
     def ends(self) -> list[Status]:
         """The worst status of each sample in any block."""
-        return list(map(_worst, zip(*(b.status for b in self.blocks), strict=True)))
+        return [max(each, key=lambda s: s.rank) for each in zip(*(b.status for b in self.blocks), strict=True)]
 
     def __repr__(self) -> str:
-        text = (
-            f"Stats of {len(self.ends)} samples: {_counted(self.ends)}, {self.seconds:.3g} s, backend {self.backend}"
-        )
+        ended = f"{len(self.ends)} samples: {_counted(self.ends)}"
+        text = f"Stats of {ended}, {self.seconds:.3g} s, backend {self.backend}"
         if self.residual is None or not len(self.residual):
             return text
         return f"{text}, residual at most {float(self.residual.max()):.2g}"
@@ -180,10 +175,7 @@ class Stats:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Decoded:
-    """x, and log |dx/dz| in nats [N], so that log p(x) = log p(z) - log_det.
-
-    In a notebook, samples that are images are shown as a grid.
-    """
+    """x, and log |dx/dz| in nats [N], so that log p(x) = log p(z) - log_det. Notebooks show images as a grid."""
 
     x: Tensor
     log_det: Tensor

@@ -45,10 +45,6 @@ class Window:
     start: Start
     width: int
 
-    def take(self, t: Tensor) -> Tensor:
-        """The window's part of t [n, T, ...]."""
-        return take(t, self.start, self.width)
-
     def put(self, t: Tensor, values: Tensor, where: Tensor) -> None:
         """values [n, width, ...] into t where `where` [n, width] says so; t has room for padding."""
         if values.ndim == 3:
@@ -151,8 +147,7 @@ class Rows:
         return Look(low, high, count, bool(overflowed))
 
     def window(self, look: Look) -> Window:
-        """From the frontier of each row on. Windows that end with the sequence begin at the lowest frontier of all:
-        they need no gathering."""
+        """From the frontiers on; from the lowest, without gathering, if windows end with the sequence anyway."""
         if look.low + self.width >= self.length or look.low == look.high:
             return Window(look.low, min(self.width, self.length - look.low))
         return Window(self.frontier.clamp_max(self.length - 1), self.width)
@@ -182,20 +177,19 @@ TENSORS = tuple(f.name for f in fields(Rows) if f.type == "Tensor")
 def accept(rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: Method) -> Verdict:
     """Take in the results of a sweep [n, window.width, D]: `answer` all of them, `seen` those that are not final.
 
-    `seen` takes the last that became final too: it has no cache entry yet. Positions that are not finite return
-    to the first guess.
+    `seen` takes the last final one too: it has no cache entry yet. What is not finite returns to the first guess.
     """
+    part = window.start, window.width
     start = window.start if isinstance(window.start, int) else window.start[:, None]
     at = start + torch.arange(window.width, device=new.device)
     own = (at >= rows.frontier[:, None]) & (at < rows.length) & rows.moving[:, None]  # what the sweep may change
-    z, seen = window.take(rows.z), window.take(rows.x)
-    change, still = changes(new, seen, z, log_slope, method)
+    change, still = changes(new, take(rows.x, *part), take(rows.z, *part), log_slope, method)
     found = judge(change, still, own, method, rows.frontier + rows.width >= rows.length)
     finite = new.isfinite().all(-1)
     good, swept = own & finite, own.any(1)
     window.put(rows.answer, new, good)
     window.put(rows.log_slope, log_slope.sum(-1), good)
-    window.put(rows.seen, torch.where(finite[..., None], new, window.take(rows.guess)), found.unsettled)
+    window.put(rows.seen, torch.where(finite[..., None], new, take(rows.guess, *part)), found.unsettled)
     again = 0 if rows.cache is not None else swept * (rows.frontier - 1)  # inputs before the window
     rows.evaluated = rows.evaluated + own.sum(1) + again
     rows.sweeps = rows.sweeps + swept

@@ -53,9 +53,9 @@ class Decision:
 
 
 def judge(change: Tensor, still: Tensor, own: Tensor, method: Method, at_end: Tensor) -> Decision:
-    """Which positions a sweep made final. change, still, own: [n, w], from `changes`; NaN is not finite.
+    """Which positions a sweep made final. change, still: [n, w], from `changes`; NaN is not finite.
 
-    own: the positions of each row's window, one run per row. at_end: [n], whether it ends with the sequence.
+    own: [n, w], the positions of each row's window, one run per row. at_end: [n], whether it ends with the sequence.
     Positions are final as long as they and all before them changed little; the next one is final too, because its
     inputs are. What is not finite is never final. Windows accept changes within tol. Without a width only positions
     that stand still are accepted, until all changes are small (Algorithm 1).

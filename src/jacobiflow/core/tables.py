@@ -18,10 +18,10 @@ Rows = Sequence[Sequence[str]]
 
 
 def table(rows: Rows) -> str:
-    """Aligned columns of text that fit the terminal; the first row is the head, columns of numbers are right-aligned.
+    """Aligned columns of text that fit the terminal; the first row is the head.
 
-    Where the terminal is narrow, the head and texts are folded, numbers never. Columns for which there is no room
-    still are in further tables below, each of which begins with the columns that tell the rows apart.
+    Where the terminal is narrow, the head and texts are folded, numbers never. Columns without room are in further
+    tables below, each of which begins with the columns that tell the rows apart.
     """
     columns = list(zip(*rows, strict=True))
     least = [_least(column) for column in columns]
@@ -106,11 +106,7 @@ def listing(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A remark for an error message, with the most similar name; "" if none is similar.
-
-    >>> did_you_mean("mnits", ["mnist", "cifar10"])
-    ' (did you mean mnist?)'
-    """
+    """A remark for an error message, with the most similar name; "" if none is similar."""
     close = get_close_matches(name[:100], list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -118,10 +114,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def pip_install(*parts: str) -> str:
     """The command that installs parts of the project, which are on no index, from a checkout of it.
 
-    >>> pip_install("models", "lab[app]")
-    "pip install ./models './lab[app]' in the checkout"
-    >>> pip_install("[data]")
-    "pip install '.[data]' in the checkout"
+    >>> pip_install("models", "[data]")
+    "pip install ./models '.[data]' in the checkout"
     """
     paths = (f".{part}" if part.startswith("[") else f"./{part}" for part in parts)
     return f"pip install {shlex.join(paths)} in the checkout"

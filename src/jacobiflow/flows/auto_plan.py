@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.arguments import as_int, number
-from jacobiflow.core.cache_folder import cache_folder, own_folder
+from jacobiflow.core.files import cache_folder, own_folder
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.cost_model import Clock, costs_of

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.block import Block
-from jacobiflow.core.cache_folder import own_folder, read_own, write_own
 from jacobiflow.core.decode import sweep
+from jacobiflow.core.files import own_folder, read_own, write_own
 from jacobiflow.core.hardware import busy_elsewhere, processor_name
 from jacobiflow.core.method import Method
 from jacobiflow.core.records import build, parse_json

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from jacobiflow.core.cache_folder import own_folder, read_own, write_own
+from jacobiflow.core.files import own_folder, read_own, write_own
 from jacobiflow.core.hardware import processor_facts
 from jacobiflow.core.progress import announce
 from jacobiflow.core.results import one_line, warn_once

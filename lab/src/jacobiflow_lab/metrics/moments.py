@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from jacobiflow.core.cache_folder import own_folder, read_own, write_own
+from jacobiflow.core.files import own_folder, read_own, write_own
 from jacobiflow.core.processes import World
 from jacobiflow.data.sources import Images
 from jacobiflow_lab.metrics.distributed_map import DistributedMap
