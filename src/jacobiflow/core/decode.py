@@ -20,7 +20,7 @@ from jacobiflow.core.block import Block, Engine, take
 from jacobiflow.core.failures import regrouped
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.results import STATUSES, BlockStats, Decoded, DecodingError, OnFailure, Stats, Sweep, Watcher
-from jacobiflow.core.rows import Look, Rows, Verdict, first_guess
+from jacobiflow.core.rows import NONFINITE, Look, Rows, Verdict, first_guess
 from jacobiflow.core.stopping import changes
 
 ROUGH_TOL = 2**-5  # changes at which sweeps in bfloat16 end: its rounding is not far below
@@ -135,7 +135,9 @@ def solve(
         queue += narrower
         observe = None  # samples that continue with a narrower window are not shown
     rows = Rows.joined(done)
-    rows.mark_unknown()
+    if bool((lost := rows.status == NONFINITE).any()):  # no guess is returned as an answer
+        unknown = lost[:, None] & (torch.arange(rows.answer.shape[1], device=z.device) >= rows.frontier[:, None])
+        rows.answer[unknown] = rows.log_slope[unknown] = float("nan")
     return rows
 
 

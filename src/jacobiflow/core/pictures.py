@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from jacobiflow.core.arguments import as_int, as_path, instance
-from jacobiflow.core.files import write_bytes
+from jacobiflow.core.files import write_atomically, write_bytes
 from jacobiflow.core.results import nonfinite_rows
 
 if TYPE_CHECKING:
@@ -80,14 +80,8 @@ def sheet_bytes(x: Tensor, *, columns: int | None = None, gap: int = 1, zoom: in
         raise ValueError(f"{wrong}: reshape them (x[None] for one image), or save the numbers, as np.save does")
     few = min(MOST_COLUMNS, math.ceil(math.sqrt(len(images))))
     columns = few if columns is None else as_int("columns", columns, 1, MOST_SHOWN)
-    picture = image_grid(images, columns=columns, gap=gap)
-    return png_bytes(picture.resize((picture.width * zoom, picture.height * zoom), resample=0))  # the nearest pixel
-
-
-def png_bytes(picture: Image.Image) -> bytes:
-    """The content of a PNG file."""
-    stream = BytesIO()
-    picture.save(stream, "png")
+    picture, stream = image_grid(images, columns=columns, gap=gap), BytesIO()
+    picture.resize((picture.width * zoom, picture.height * zoom), resample=0).save(stream, "png")  # the nearest pixel
     return stream.getvalue()
 
 
@@ -112,4 +106,4 @@ def save_strip(rows: Sequence[tuple[str, Tensor]], path: str | Path, *, title: s
         sheet.paste(Image.fromarray(strip), (0, top))
         top += len(strip) + gap + line
         draw.text((4, top - line), caption, fill="black", font=font)
-    write_bytes(Path(path), png_bytes(sheet))
+    write_atomically(Path(path), lambda name: sheet.save(name, "png"))

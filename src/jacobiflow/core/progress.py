@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from io import TextIOBase
 from time import perf_counter
 from typing import Any
 
@@ -24,15 +25,13 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class _Lines:
+class _Lines(TextIOBase):
     """A file for tqdm that has no carriage returns."""
 
-    def write(self, text: str) -> None:
+    def write(self, text: str) -> int:
         if text.strip():
             note(text.strip())
-
-    def flush(self) -> None:
-        """Every line is flushed."""
+        return len(text)
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]

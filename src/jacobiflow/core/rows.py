@@ -163,13 +163,6 @@ class Rows:
         self.sweeps, self.evaluated = self.sweeps + steps, self.evaluated + inputs
         self.status = torch.where(self.frontier < self.length, NONFINITE, self.status)
 
-    def mark_unknown(self) -> None:
-        """NaN where a row has no finite answer: no guess is returned as one."""
-        lost = self.status == NONFINITE
-        if bool(lost.any()):
-            beyond = torch.arange(self.answer.shape[1], device=self.z.device) >= self.frontier[:, None]
-            self.answer[lost[:, None] & beyond] = self.log_slope[lost[:, None] & beyond] = float("nan")
-
 
 TENSORS = tuple(f.name for f in fields(Rows) if f.type == "Tensor")
 

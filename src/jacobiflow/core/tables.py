@@ -77,11 +77,7 @@ def terminal_width() -> int:
 
 
 def counted(n: int, noun: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "thread"), counted(2000, "sample")
-    ('1 thread', '2,000 samples')
-    """
+    """A number of things: "1 thread", "2,000 samples"."""
     return f"{n:,} {noun}" + "s" * (n != 1)
 
 
@@ -112,10 +108,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def pip_install(*parts: str) -> str:
-    """The command that installs parts of the project, which are on no index, from a checkout of it.
-
-    >>> pip_install("models", "[data]")
-    "pip install ./models '.[data]' in the checkout"
-    """
+    """The command that installs parts, such as "models" or "[data]", from a checkout: they are on no index."""
     paths = (f".{part}" if part.startswith("[") else f"./{part}" for part in parts)
     return f"pip install {shlex.join(paths)} in the checkout"
