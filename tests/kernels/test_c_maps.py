@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from formulas import MAPS
-from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
-from jacobiflow.core.description import Formula, description
+from jacobiflow.core.bijectors import Bijector, ExpAffine, Formula, ScaleAffine, Spline, description
 from jacobiflow.kernels import build, c_library
 from jacobiflow.kernels.c_maps import CMap, c_map
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 import jacobiflow as jf
 from formulas import MAPS
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Shift
-from jacobiflow.core.block import Block, Start, take
-from jacobiflow.core.description import MaskedNetwork
+from jacobiflow.core.block import Block, MaskedNetwork, Start, take
 from jacobiflow.flows.masked_mlp import ACTIVATIONS, MaskedConditioner, MaskedMLP
 from jacobiflow.kernels import build, c_library, c_masked
 from jacobiflow.kernels.backend import bind

@@ -14,9 +14,8 @@ from torch import Tensor
 from jacobiflow.adapters.masked import pack, structure
 from jacobiflow.adapters.module_state import Snapshot, State
 from jacobiflow.adapters.transform_spec import Declined, ForeignMap, TransformSpec, library_mode
-from jacobiflow.core.block import Block, Cache, Conditioner, NoCache, Start, WrappedConditioner, take
+from jacobiflow.core.block import Block, Cache, Conditioner, MaskedNetwork, NoCache, Start, WrappedConditioner, take
 from jacobiflow.core.decode import decode
-from jacobiflow.core.description import MaskedNetwork
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.method import Method
 from jacobiflow.core.stopping import ROUNDING

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jacobiflow.core.bijectors import Spline
-from jacobiflow.core.description import Formula
+from jacobiflow.core.bijectors import Formula, Spline
 
 
 class _LogAffine:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jacobiflow.adapters.transform_spec import Declined
-from jacobiflow.core.description import MaskedNetwork, Stage
+from jacobiflow.core.block import MaskedNetwork, Stage
 
 _FUNCTIONS = (
     *(torch.relu, torch.tanh, torch.sigmoid, F.relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.leaky_relu),

@@ -7,17 +7,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jacobiflow.core.description import Formula
+
+class Formula(NamedTuple):
+    """The description of a bijector: the name of its formula and the numbers in it, without theta."""
+
+    kind: str
+    numbers: tuple[float, ...] = ()
+
+
+def description(thing: object) -> object | None:
+    """What `thing.describe()` returns, if the class of `thing` itself defines that method; else None.
+
+    Bijectors return a `Formula`, conditioners a `BoundNetwork` or a `TransformerNetwork`. The method is not inherited:
+    a subclass may compute something else, so it runs in torch until it describes itself.
+    """
+    describe = vars(type(thing)).get("describe")
+    return None if describe is None else describe(thing)
 
 
 class Bijector(Protocol):
-    """An elementwise map. A method `describe` tells backends its formula: see `jacobiflow.core.description`."""
+    """An elementwise map. A method `describe` tells backends its `Formula`."""
 
     @property
     def params(self) -> int: ...  # per element of x

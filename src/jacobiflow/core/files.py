@@ -1,9 +1,8 @@
 """Files: atomic writes, checks before a file is read, checksums, and a cache folder that only the user can change.
 
 Compiled libraries run as the user, and stored profiles decide what samples look like. So a cache folder must belong
-to the user, and nobody else may write to it. Whoever can write to a parent can replace the folder: each parent must
-belong to the user or to root, and be closed to others or have the sticky bit as /tmp has. The group bits of a mode
-include access control lists.
+to the user, and nobody else may write to it or replace it: each parent belongs to the user or to root, and is closed
+to others or has the sticky bit as /tmp has. The group bits of a mode include access control lists.
 """
 
 from __future__ import annotations

@@ -97,9 +97,7 @@ def available_cores() -> int:
 def busy_elsewhere() -> float:
     """Seconds of processor time that other processes have had so far; 0 where the system does not tell."""
     with suppress(OSError, ValueError):
-        user, nice, system, _, _, _, _, stolen, *_ = map(
-            int, Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-        )
+        user, nice, system, _, _, _, _, stolen = map(int, Path("/proc/stat").read_text().split()[1:9])
         return (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
     return 0.0
 

@@ -50,8 +50,7 @@ class _Implicit(torch.autograd.Function):
             advice = "differentiate flow.encode instead, or drop create_graph=True"
             raise RuntimeError(f"second derivatives of decoded samples are not supported; {advice}")
         x, z, *_ = ctx.saved_tensors
-        block: Block = ctx.block
-        now = block.tensors() if ctx.lent is None else ctx.tensors
+        now = ctx.block.tensors() if ctx.lent is None else ctx.tensors
         if list(map(id, now)) != list(map(id, ctx.tensors)) or [t.data_ptr() for t in now] != ctx.places:
             advice = "call backward before they change, or sample again"
             raise RuntimeError(f"weights were replaced between sampling and the backward pass: {advice}")
@@ -62,7 +61,7 @@ class _Implicit(torch.autograd.Function):
             x, z = x.masked_fill(where, 0), z.masked_fill(where, 0)
         with torch.enable_grad(), ctx.lent() if ctx.lent is not None else nullcontext():
             x, z = x.detach().requires_grad_(), z.detach().requires_grad_()
-            new, log_det = block.sweep(x, z)
+            new, log_det = ctx.block.sweep(x, z)
         needed = ctx.needs_input_grad[5:]
         leaves = [t for t, need in zip((z, *ctx.tensors), needed, strict=True) if need]
         v = _solve(new, log_det, x, grad_x, grad_log_det, ctx.tol)
@@ -79,7 +78,6 @@ def _solve(new: Tensor, log_det: Tensor, x: Tensor, g: Tensor, g_log_det: Tensor
     for _ in range(x.shape[1] - 1):
         (pulled,) = torch.autograd.grad(new, x, v, retain_graph=True, materialize_grads=True)
         update, v = (g + pulled - v).flatten(1).abs().amax(1), g + pulled
-        scale = v.flatten(1).abs().amax(1)
-        if bool(((update <= tol * scale) | ~update.isfinite()).all()):
+        if bool(((update <= tol * v.flatten(1).abs().amax(1)) | ~update.isfinite()).all()):
             break
     return v

@@ -138,7 +138,6 @@ class Plan:
         return cls((Method(width=1),)[:blocks] + rest.methods)
 
     def resolved(self, unit: Unit, *, calibrated: bool = False) -> Plan:
-        """The same plan with the defaults of all methods spelled out; see `Method.resolved`."""
         return Plan(tuple(m.resolved(unit, calibrated=calibrated) for m in self), about=self.about)
 
     def to_json(self) -> str:

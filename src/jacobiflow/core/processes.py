@@ -161,7 +161,7 @@ class StopKey:
 
 
 class Lock:
-    """A lock on the folder of a job or training, which the system releases when the process ends."""
+    """A lock on a folder, exclusive for a job's first process, then shared; it goes with the process that holds it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -169,7 +169,6 @@ class Lock:
         self.file = open(os.open(folder / ".lock", flags, 0o666), "a+", encoding="utf-8")  # noqa: SIM115
 
     def exclusive(self) -> None:
-        """Lock exclusively; an error if another job uses the folder."""
         deadline = time.monotonic() + WAIT
         while not self._try(fcntl.LOCK_EX):
             if time.monotonic() > deadline:
@@ -182,7 +181,6 @@ class Lock:
         self.file.flush()
 
     def shared(self) -> None:
-        """Share the lock with the other processes of this job; other jobs stay out."""
         if not self._try(fcntl.LOCK_SH):
             raise JacobiflowError(f"{self.folder} is in use by another job: wait for it, or use another --out")
 

@@ -52,11 +52,7 @@ def pace(rate: float, unit: str) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """A duration in two digits and its best unit.
-
-    >>> [in_time(seconds) for seconds in (42.3, 1000, 9000, 200_000)]
-    ['42 s', '17 min', '2.5 h', '56 h']
-    """
+    """A duration in two digits and its best unit: "42 s", "17 min", "2.5 h", "56 h"."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     hours = seconds / 3600

@@ -1,11 +1,12 @@
-"""Rows: the samples that are being solved, each with its own frontier."""
+"""Rows: the samples that are being solved, each with its own frontier; the noise and the guesses they begin from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +16,7 @@ from jacobiflow.core.method import Init, Method
 from jacobiflow.core.results import Status
 from jacobiflow.core.stopping import changes, judge
 
+Noise = Literal["gaussian", "dequantize", "binary", "none"]  # of training data: see `data.transforms.prepare`
 EXACT, CONVERGED, FELL_BACK, SWEEP_LIMIT, NONFINITE = (status.rank for status in Status)
 
 
@@ -28,8 +30,7 @@ class Look:
     overflowed: bool = False  # whether any row overflowed in the sweep
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What became of the rows in a sweep."""
 
     overflows_here: Tensor  # [n], whether the position at the frontier was not finite
@@ -38,8 +39,7 @@ class Verdict:
     look: Look
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The positions that a sweep computes: `width` of them from `start` on, one for all rows or one each."""
 
     start: Start
@@ -128,13 +128,12 @@ class Rows:
         """The results of some rows in the order of their places."""
         if len(parts) == 1:
             return parts[0]
-        length, order = parts[0].length, torch.cat([rows.place for rows in parts]).argsort()
-
-        def cat(name: str) -> Any:
+        order, found = torch.cat([rows.place for rows in parts]).argsort(), dict[str, Any]()
+        for name in TENSORS:
             every = [getattr(rows, name) for rows in parts]
-            return torch.cat([t[:, :length] if t.ndim > 1 else t for t in every])[order]  # without padding
-
-        return replace(parts[0], cache=None, **{name: cat(name) for name in TENSORS})
+            without_padding = [t[:, : parts[0].length] if t.ndim > 1 else t for t in every]
+            found[name] = torch.cat(without_padding)[order]
+        return replace(parts[0], cache=None, **found)
 
     def look(self, overflows: Tensor | None = None) -> Look:
         """The rows that move now. overflows: [n], those that overflowed in the last sweep."""
@@ -205,3 +204,13 @@ def first_guess(z: Tensor, init: Init | None, calibrated: Guess | None = None) -
         noise = torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         return noise.to(z).expand_as(z).contiguous()
     return torch.where(z.isfinite(), z, 0)
+
+
+def row_noise(n: int, shape: tuple[int, ...], seed: int | None, start: int = 0) -> np.ndarray:
+    """Rows start .. start + n - 1 of standard normal noise, [n, *shape]. Row i depends on (seed, i) only."""
+    key = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
+    rows = np.empty((n, *shape))
+    for i in range(n):
+        bits = np.random.Philox(key=np.array([key, start + i], dtype=np.uint64))
+        np.random.Generator(bits).standard_normal(out=rows[i])
+    return rows

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,8 +40,7 @@ def backends_know(method: Method) -> bool:
     return {f.name for f in fields(method)} <= {"width", "tol", "max_sweeps", "init", "unit", "precision"}
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What a sweep decided, per row; tensors are [n] but for `unsettled`."""
 
     advance: Tensor  # positions that became final

@@ -82,11 +82,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Text of at most this width, without its middle if it is longer.
-
-    >>> shortened("MaskedAffineAutoregressiveTransform", 16)
-    'MaskedA...nsform'
-    """
+    """Text of at most this width, without its middle if it is longer."""
     if len(text) <= width:
         return text
     head = (width - 2) // 2

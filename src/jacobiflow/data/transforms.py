@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jacobiflow.core.noise import Noise
+from jacobiflow.core.rows import Noise
 from jacobiflow.data.sources import Images
 
 

@@ -24,10 +24,10 @@ from jacobiflow.core.decode import decode
 from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.method import INITS, Init, Method, Plan, Unit
-from jacobiflow.core.noise import row_noise
 from jacobiflow.core.pictures import as_images
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import BlockStats, Decoded, Encoded, JacobiflowError, OnFailure, Stats, Watcher, joined
+from jacobiflow.core.rows import row_noise
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.checks import PROBES, checked, warn_if_loose, warn_of_nonfinite
 from jacobiflow.flows.guidance import Guidance

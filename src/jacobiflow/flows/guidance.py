@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.arguments import Labels, number, set_fields, switch, word
-from jacobiflow.core.block import Cache, Start, WrappedConditioner
-from jacobiflow.core.description import TransformerNetwork, description
+from jacobiflow.core.bijectors import description
+from jacobiflow.core.block import Cache, Start, TransformerNetwork, WrappedConditioner
 from jacobiflow.kernels.compile import COMPILED, compiled
 
 IDLE = "give labels, or another temperature such as jf.Guidance(1.5, attn_temp=1.5)"

@@ -20,7 +20,7 @@ from jacobiflow.core.arguments import as_int, number, set_fields, set_ints, swit
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Init, Plan, Unit
-from jacobiflow.core.noise import Noise
+from jacobiflow.core.rows import Noise
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.masked_mlp import Activation, MaskedMLP

@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.core.block import Cache, Start, take
-from jacobiflow.core.description import BoundNetwork, MaskedNetwork, Stage
+from jacobiflow.core.block import BoundNetwork, Cache, MaskedNetwork, Stage, Start, take
 from jacobiflow.flows.weights import MemoModule
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jacobiflow.core.description import description
+from jacobiflow.core.bijectors import description
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.tarflow import TarFlow

@@ -17,7 +17,7 @@ from jacobiflow.core.arguments import number, set_fields, set_ints, switch
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Unit
-from jacobiflow.core.noise import Noise
+from jacobiflow.core.rows import Noise
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, Guided
 from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, TransformerConditioner

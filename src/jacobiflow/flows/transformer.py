@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.core.block import Cache, Start, take
-from jacobiflow.core.description import Affine, TransformerLayer, TransformerNetwork
+from jacobiflow.core.block import Affine, Cache, Start, TransformerLayer, TransformerNetwork, take
 from jacobiflow.kernels.compile import COMPILED, StaticConditioner
 
 EXPANSION = 4  # hidden units of the MLP per unit of width

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.bijectors import Bijector
-from jacobiflow.core.description import Formula, description
+from jacobiflow.core.bijectors import Bijector, Formula, description
 from jacobiflow.kernels.build import library
 from jacobiflow.kernels.c_library import codes_of
 

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.core.bijectors import Bijector
-from jacobiflow.core.block import Cache, Conditioner, Engine, Start
-from jacobiflow.core.description import BoundNetwork, MaskedNetwork, Stage, description
+from jacobiflow.core.bijectors import Bijector, description
+from jacobiflow.core.block import BoundNetwork, Cache, Conditioner, Engine, MaskedNetwork, Stage, Start
 from jacobiflow.kernels.build import library
 from jacobiflow.kernels.c_accept import accept
 from jacobiflow.kernels.c_library import PANEL, TensorPins, codes_of, in_rows, pad, panels, structure

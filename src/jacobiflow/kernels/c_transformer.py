@@ -11,9 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.bijectors import Bijector
-from jacobiflow.core.block import Cache, Conditioner, Engine, Start
-from jacobiflow.core.description import Affine, TransformerLayer, TransformerNetwork, description
+from jacobiflow.core.bijectors import Bijector, description
+from jacobiflow.core.block import Affine, Cache, Conditioner, Engine, Start, TransformerLayer, TransformerNetwork
 from jacobiflow.kernels.build import library
 from jacobiflow.kernels.c_accept import accept
 from jacobiflow.kernels.c_library import PANEL, TensorPins, in_rows, pad, panels, panels_of_pairs, structure

@@ -12,8 +12,8 @@ from typing import Any, get_args
 import torch
 
 from jacobiflow.core.files import read_text
-from jacobiflow.core.noise import Noise
 from jacobiflow.core.records import RecordError, build
+from jacobiflow.core.rows import Noise
 from jacobiflow.core.tables import did_you_mean
 from jacobiflow.data.sources import DataConfig, DataError, Survey, survey
 from jacobiflow.flows.families import family_of, find_family, recipe_files

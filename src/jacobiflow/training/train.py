@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from jacobiflow.core.noise import Noise
 from jacobiflow.core.processes import World
 from jacobiflow.core.progress import note
+from jacobiflow.core.rows import Noise
 from jacobiflow.data.sources import Images, Survey, load_images, survey
 from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.checkpoint import load

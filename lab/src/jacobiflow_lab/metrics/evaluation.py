@@ -13,8 +13,8 @@ from torch import Tensor
 
 import jacobiflow
 from jacobiflow.core.method import Plan
-from jacobiflow.core.noise import Noise
 from jacobiflow.core.processes import World
+from jacobiflow.core.rows import Noise
 from jacobiflow.data.sources import Images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jacobiflow.core.noise import Noise
+from jacobiflow.core.rows import Noise
 from jacobiflow.data.sources import Images
 from jacobiflow.data.transforms import prepare
 from jacobiflow.flows.flow import Flow

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Plan
-from jacobiflow.core.noise import Noise
 from jacobiflow.core.pictures import as_images
 from jacobiflow.core.results import Decoded
+from jacobiflow.core.rows import Noise
 from jacobiflow.data.sources import Images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
