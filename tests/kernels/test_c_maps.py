@@ -11,7 +11,7 @@ from formulas import MAPS
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.description import Formula, description
 from jacobiflow.kernels import build, c_library
-from jacobiflow.kernels.c_maps import CMap, c_map
+from jacobiflow.kernels.c_engine import CMap, c_map
 
 AFFINE = {name: MAPS[name] for name in ("exp", "softplus", "sigmoid")}
 

@@ -558,7 +558,7 @@ def test_weights_are_packed_once_and_dropped_with_their_network() -> None:
     def packed(flow: jf.Flow) -> c_masked.PackedNetwork:
         engine = flow.bound_blocks(1)[0].engine
         assert isinstance(engine, CMaskedEngine)
-        return engine.network
+        return engine.packed
 
     flow = maf(0.5, features=12, hidden=(16, 16), blocks=1)
     first, net = packed(flow), flow.blocks[0]

@@ -14,11 +14,12 @@ from jacobiflow.kernels import c_masked, c_transformer, compile
 from jacobiflow.kernels.torch_reference import TorchEngine
 
 Backend = Literal["torch", "c", "compile"]
-Make = Callable[[Conditioner, Bijector], Engine | None]  # None: not for this conditioner and bijector
-
-# By name: what makes its engines, each for other conditioners.
-C_ENGINES = c_transformer.engine, c_masked.engine
-BACKENDS: dict[str, tuple[Make, ...]] = {"torch": (TorchEngine,), "c": C_ENGINES, "compile": (compile.engine,)}
+# By name: what makes its engines, each for other conditioners and bijectors; None declines.
+BACKENDS: dict[str, tuple[Callable[[Conditioner, Bijector], Engine | None], ...]] = {
+    "torch": (TorchEngine,),
+    "c": (c_transformer.engine, c_masked.engine),
+    "compile": (compile.engine,),
+}
 FASTEST: tuple[str, ...] = ("c", "torch")  # the order in which they are tried when none is asked for
 
 

@@ -39,20 +39,15 @@ def library() -> ctypes.CDLL | None:
         if compiler := compiler_command():
             name = _name(compiler)
             return declare(_load(_built(compiler, name), name))
+    except subprocess.CalledProcessError as error:
+        said = [line.strip() for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
+        first = [*(line for line in said if "error" in line), *said, "no message"][0]
+        reason = f"they could not be built: {error.cmd[0]} failed, {first}"
     except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
-        reason = f"they could not be built: {_reason(error)}"
+        reason = f"they could not be built: {one_line(error)}"
     advice = "install a C compiler or set CC, or set JACOBIFLOW_NATIVE=0 to silence this"
     warn_once(f"the C kernels are not used ({reason}), so decoding runs in torch, several times slower: {advice}")
     return None
-
-
-def _reason(error: Exception) -> str:
-    """One line; of a failed compiler the first that it says about an error."""
-    if isinstance(error, subprocess.CalledProcessError):
-        lines = [line.strip() for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
-        said = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
-        return f"{error.cmd[0]} failed, {said}"
-    return one_line(error)
 
 
 def version() -> str:
@@ -62,9 +57,8 @@ def version() -> str:
 
 def compiler_command() -> tuple[str, ...]:
     """The compiler and its arguments, from CC or as it is found; () if there is none."""
-    own = tuple(shlex.split(os.environ.get("CC", "")))
     found = (shutil.which(name) for name in ("cc", "gcc", "clang"))
-    return own or tuple(path for path in found if path)[:1]
+    return tuple(shlex.split(os.environ.get("CC", ""))) or tuple(path for path in found if path)[:1]
 
 
 def _name(compiler: tuple[str, ...]) -> str:
@@ -78,18 +72,16 @@ def _name(compiler: tuple[str, ...]) -> str:
 
 def _built(compiler: tuple[str, ...], name: str) -> bytes:
     """The shared object from the cache folder; built if it is not there, whole and the user's own."""
-    folder = own_folder("native")
-    if folder is not None:
+    if (folder := own_folder("native")) is not None:
         with suppress(OSError):
             content = read_own(folder / f"{name}.so")
             if hashlib.sha256(content[:-32]).digest() == content[-32:]:  # a torn one may end this process
                 return content
     announce("compiling the C kernels, once: this takes about ten seconds")
     with tempfile.TemporaryDirectory(prefix="jacobiflow-") as room:
-        out = Path(room) / name
-        command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", str(out), "-lm", "-lpthread"]
+        command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", f"{room}/{name}", "-lm", "-lpthread"]
         subprocess.run(command, check=True, capture_output=True, timeout=600)
-        content = out.read_bytes()
+        content = Path(room, name).read_bytes()
     content += hashlib.sha256(content).digest()  # loaders do not mind what follows the last section
     if folder is not None:
         with suppress(OSError):  # built again next time
@@ -98,9 +90,7 @@ def _built(compiler: tuple[str, ...], name: str) -> bytes:
 
 
 def _load(content: bytes, name: str) -> ctypes.CDLL:
-    """The library from a copy of this process's own: what was checked is what is loaded, and a file that is
-    cut short later does not end the process (SIGBUS).
-    """
+    """The library from a copy of this process's own: what was checked is loaded, and stays whole (else SIGBUS)."""
     with suppress(AttributeError, OSError):  # Linux only; hardened kernels may refuse
         number = os.memfd_create(name)  # stays open: the loader takes an equal path for the same library
         with open(number, "wb", closefd=False) as file:

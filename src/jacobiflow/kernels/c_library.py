@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from ctypes import c_char_p, c_float, c_int, c_int64, c_long, c_void_p
 from functools import cache
 from typing import Any
@@ -19,11 +20,11 @@ KINDS = {"P": c_void_p, "L": c_long, "I": c_int, "F": c_float, "S": c_char_p, "-
 SIGNATURES = {
     "jf_codes": "S",
     "jf_activations": "S",
-    "jf_params_scratch": "L PPP LL I",  # net, rows, starts; start, width; threads
+    "jf_params_scratch": "L PPP LL I",  # net, rows, starts; whether each row has its own, width; threads
     "jf_params": "I PPP LL PP I",  # the same, with theta and scratch
     "jf_solve_scratch": "L PP LL P I",  # net, rows; start, stop; z; threads
     "jf_solve": "I PP LL PL PL I P I",  # the same, with rows of z, slope and its rows; map; scratch
-    "jf_masked": "- PLL LPL PL PP PL P I",  # net, n, stored; window; x; nodes, active; context; theta
+    "jf_masked": "- PLL PLL PL PP PL P I",  # net, n, stored; window; x; nodes, active; context; theta
     "jf_masked_solve": "I PLL LL PL PL PL PP PL IP I",  # lo, hi; x, z, slope, each with its rows; map
     "jf_large_pages": "- PL",  # fresh memory, its bytes
     "jf_affine": "- IF LLL PL P PP",  # map; n, w, d; z; theta; x, slope
@@ -40,9 +41,8 @@ def declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     if tuple((c_long * 2).in_dll(lib, "jf_ranks")) != (Status.CONVERGED.rank, Status.SWEEP_LIMIT.rank):
         raise RuntimeError("the C kernels have other ranks of Status: set them as in core/results.py")
     for name, signature in SIGNATURES.items():
-        result, *arguments = (KINDS[kind] for kind in signature.replace(" ", ""))
         function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype, *function.argtypes = (KINDS[kind] for kind in signature.replace(" ", ""))
     return lib
 
 
@@ -63,12 +63,10 @@ def structure(text: str) -> type[ctypes.Structure]:
 
 
 @cache
-def codes_of(lib: ctypes.CDLL) -> tuple[dict[tuple[str, int], int], dict[str, int]]:
-    """The codes of elementwise maps, by name and count of numbers, and of activations, by name."""
-    maps = [word.split(":") for word in lib.jf_codes().decode().split()]
-    names = lib.jf_activations().decode().split()
-    by_map = {(name, int(count)): code for code, (name, count) in enumerate(maps)}
-    return by_map, {name: code for code, name in enumerate(names)}
+def codes_of(lib: ctypes.CDLL) -> tuple[dict[str, int], dict[str, int]]:
+    """The codes of elementwise maps, by "name:count of numbers", and of activations, by name."""
+    maps, activations = ((function().decode().split()) for function in (lib.jf_codes, lib.jf_activations))
+    return {name: code for code, name in enumerate(maps)}, {name: code for code, name in enumerate(activations)}
 
 
 def pad(t: Tensor) -> Tensor:
@@ -95,6 +93,17 @@ class TensorPins(list[Tensor]):
         """The address of t, made contiguous."""
         self.append(t.detach().contiguous())
         return self[-1].data_ptr()
+
+
+def readable(tensors: Iterable[Tensor]) -> bool:
+    """Whether C may read the numbers where they lie: float32 on a CPU, outside of autocast.
+
+    A subclass of Tensor may mean other numbers.
+    """
+    return not torch.is_autocast_enabled("cpu") and all(
+        type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided and t.is_cpu and t.dtype == torch.float32
+        for t in tensors
+    )
 
 
 def in_rows(t: Tensor) -> Tensor:

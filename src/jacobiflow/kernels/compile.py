@@ -24,16 +24,16 @@ from jacobiflow.kernels.torch_reference import TorchEngine
 COMPILED: dict[type[Any], Callable[[Any], Conditioner | None]] = {}
 
 
-def engine(conditioner: Conditioner, bijector: Bijector) -> TorchEngine | None:
-    """The torch engine over a compiled conditioner; None if this type of conditioner is not in `COMPILED`."""
-    found = compiled(conditioner)
-    return None if found is None else TorchEngine(found, bijector, name="compile", compacts=False)
-
-
 def compiled(conditioner: Conditioner) -> Conditioner | None:
     """The conditioner with its network compiled, if its type allows that."""
     make = COMPILED.get(type(conditioner))
     return None if make is None else make(conditioner)
+
+
+def engine(conditioner: Conditioner, bijector: Bijector) -> TorchEngine | None:
+    """The torch engine over a compiled conditioner, if there is one."""
+    found = compiled(conditioner)
+    return None if found is None else TorchEngine(found, bijector, name="compile", compacts=False)
 
 
 class StaticConditioner(WrappedConditioner):
@@ -43,12 +43,10 @@ class StaticConditioner(WrappedConditioner):
     """
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
-        size, skip = bucket(width, self.length - 1), 0
+        size, starts, skip = bucket(width, self.length - 1), start, 0
         if isinstance(start, int):  # final positions before it fill the bucket, and come out as they were
             begin = max(start - (size - width), 1)
             starts, skip = torch.full((len(x),), begin, device=x.device), start - begin
-        else:
-            starts = start
         own = x.clone(memory_format=torch.contiguous_format)  # its strides are part of the compiled code
         # What torch compiles for, apart from values:
         kinds = tuple((t.shape, t.dtype, t.device, t.requires_grad, t.is_inference()) for t in (own, *self.tensors()))
@@ -60,19 +58,18 @@ class StaticConditioner(WrappedConditioner):
         return torch.cat((first, self.params(x, 1, rest, self.new_cache(len(x)))), 1) if rest else first
 
 
-def evaluate(conditioner: Conditioner, x: Tensor, start: Tensor, width: int, cache: Cache) -> Tensor:
-    """What is compiled."""
-    return conditioner.params(x, start, width, cache)
-
-
 @cache
 def step(device: str, width: int, signature: tuple[Any, ...]) -> Callable[..., Tensor]:
-    """`evaluate`, compiled for one kind of device and one set of shapes.
+    """A conditioner's `params`, compiled for one kind of device and one set of shapes.
 
     Each has code of its own: torch counts compilations per code object, and gives up at the eighth.
     """
     announce("torch compiles the network, once per batch size and width: this takes up to a minute")
-    own = FunctionType(evaluate.__code__.replace(), evaluate.__globals__, f"evaluate_{width}")
+
+    def evaluate(conditioner: Conditioner, x: Tensor, start: Tensor, width: int, cache: Cache) -> Tensor:
+        return conditioner.params(x, start, width, cache)
+
+    own = FunctionType(evaluate.__code__.replace(), globals(), f"evaluate_{width}")
     return torch.compile(own, dynamic=False, fullgraph=True, **options(device))
 
 

@@ -1,0 +1,111 @@
+"""What the C engines share: elementwise maps, and what a sweep makes final."""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_float
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jacobiflow.core.bijectors import Bijector
+from jacobiflow.core.block import Engine
+from jacobiflow.core.description import Formula, description
+from jacobiflow.core.method import Method
+from jacobiflow.core.rows import Look, Rows, Verdict, Window
+from jacobiflow.core.rows import accept as in_torch
+from jacobiflow.core.stopping import ROUNDING, backends_know
+from jacobiflow.kernels.build import library
+from jacobiflow.kernels.c_library import codes_of, in_rows, structure
+
+AFFINE = ("exp", "softplus", "sigmoid")  # the maps of jf_affine
+FLOORED = ("softplus", "sigmoid")  # without a floor these scales may be subnormal, which C takes no log of
+
+_Rows = structure(
+    "L n length dim z_row guess_row seen_row answer_row log_slope_row "
+    "P z guess seen answer log_slope frontier sweeps evaluated status change"
+)
+_Rule = structure("F tol rounding I relative whole")
+_Found = structure("P here beyond largest Q summary")
+
+
+@dataclass(frozen=True)
+class CMap:
+    """A bijector and how the C kernels know it."""
+
+    bijector: Bijector
+    kind: str
+    code: int
+    numbers: Any  # of its formula, as C takes them
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """x and log |dx/dz| [n, w, d] of theta [n, w, P d]: affine maps by C, all others by torch."""
+        lib, (n, w, d) = library(), z.shape
+        plain = z.dtype == theta.dtype == torch.float32 and theta.shape == (n, w, 2 * d)
+        if lib is None or self.kind not in AFFINE or not plain:
+            return self.bijector.inverse(z, theta)
+        z, theta = in_rows(z), theta.contiguous()
+        x, log_slope = z.new_empty(n, w, d), z.new_empty(n, w, d)
+        lib.jf_affine(
+            *(self.code, self.numbers[0], n, w, d, z.data_ptr(), z.stride(0)),
+            *(theta.data_ptr(), x.data_ptr(), log_slope.data_ptr()),
+        )
+        return x, log_slope
+
+
+def c_map(bijector: Bijector) -> CMap | None:
+    """The map of the C kernels with this bijector's formula, if there is one."""
+    formula, lib = description(bijector), library()
+    if type(formula) is not Formula or lib is None:
+        return None
+    kind, numbers = formula.kind, formula.numbers
+    code = codes_of(lib)[0].get(f"{kind}:{len(numbers)}")
+    if code is None or (kind in FLOORED and numbers[0] < torch.finfo(torch.float32).tiny):
+        return None
+    return CMap(bijector, kind, code, (c_float * max(len(numbers), 2))(*numbers))
+
+
+def accept(rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: Method) -> Verdict:
+    """As `jacobiflow.core.rows.accept`, which runs where C does not know the rule, the type or the layout."""
+    lib, (n, length, dim) = library(), rows.z.shape
+    sequences, slopes = (rows.z, rows.guess, rows.seen, rows.answer), rows.log_slope
+    plain = all(t.dtype == torch.float32 and t.stride(2) == 1 and t.stride(1) == dim for t in sequences)
+    if lib is None or not backends_know(method) or not plain or new.dtype != torch.float32:
+        return in_torch(rows, window, new, log_slope, method)
+    new, log_slope = new.contiguous(), log_slope.contiguous()
+    here, beyond = torch.empty(n, dtype=torch.bool), torch.empty(n, dtype=torch.bool)
+    largest = torch.empty(n, dtype=torch.float64)
+    counts = rows.frontier, rows.sweeps, rows.evaluated, rows.status, rows.change
+    strides = (t.stride(0) for t in (*sequences, slopes))
+    given = _Rows(n, length, dim, *strides, *(t.data_ptr() for t in (*sequences, slopes, *counts)))
+    how = _Rule(method.tol, ROUNDING * torch.finfo(torch.float32).eps, method.unit == "relative", method.width is None)
+    found = _Found(here.data_ptr(), beyond.data_ptr(), largest.data_ptr())
+    starts = torch.as_tensor(window.start).contiguous()
+    lib.jf_accept(
+        *(
+            addressof(given),
+            addressof(how),
+            addressof(found),
+            starts.data_ptr(),
+            starts.ndim,
+            window.width,
+            rows.width,
+        ),
+        *(new.data_ptr(), log_slope.data_ptr(), rows.cache is not None),
+    )
+    low, high, count, overflowed = found.summary
+    return Verdict(here, beyond, largest, Look(low, high, count, bool(overflowed)))
+
+
+@dataclass(frozen=True)
+class CEngine(Engine):
+    """A network and an elementwise map in C. For decoding: gradients go through the conditioner."""
+
+    map: CMap
+    name = "c"
+
+    accept = staticmethod(accept)
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return self.map.inverse(z, theta)
