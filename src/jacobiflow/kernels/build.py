@@ -14,19 +14,39 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
+from ctypes import c_char_p, c_float, c_int, c_int64, c_long, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from jacobiflow.core.cache_folder import own_folder, read_own, write_own
 from jacobiflow.core.hardware import processor_facts
 from jacobiflow.core.progress import announce
-from jacobiflow.core.results import one_line
+from jacobiflow.core.results import Status, one_line
 from jacobiflow.core.warn import warn_once
-from jacobiflow.kernels.c_library import declare
 
+PANEL = 16  # columns per panel of packed weights, as in vector.h
 KERNELS = Path(__file__).with_name("csrc")
 SOURCES = sorted(KERNELS.glob("*.c"))
 FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi")
+
+# Result and arguments of each function: P is a pointer, L a long, I an int, F a float, S a text, - nothing.
+KINDS = {"P": c_void_p, "L": c_long, "I": c_int, "F": c_float, "S": c_char_p, "-": None, "Q": c_int64 * 4}
+SIGNATURES = {
+    "jf_codes": "S",
+    "jf_activations": "S",
+    "jf_params_scratch": "L PPP LL I",  # net, rows, starts; whether each row has its own, width; threads
+    "jf_params": "I PPP LL PP I",  # the same, with theta and scratch
+    "jf_solve_scratch": "L PP LL P I",  # net, rows; start, stop; z; threads
+    "jf_solve": "I PP LL PL PL I P I",  # the same, with rows of z, slope and its rows; map; scratch
+    "jf_masked": "- PLL PLL PL PP PL P I",  # net, n, stored; window; x; nodes, active; context; theta
+    "jf_masked_solve": "I PLL LL PL PL PL PP PL IP I",  # lo, hi; x, z, slope, each with its rows; map
+    "jf_large_pages": "- PL",  # fresh memory, its bytes
+    "jf_affine": "- IF LLL PL P PP",  # map; n, w, d; z; theta; x, slope
+    "jf_accept": "- PPP PLLL PP I",  # rows, rule, found; window, width of the batch; new, log_slope; cached
+    "jf_checksums_begin": "- PLP I P",  # pieces, how many, sums; threads; job
+    "jf_checksums_end": "- P",
+}
 
 
 @cache
@@ -100,3 +120,26 @@ def _load(content: bytes, name: str) -> ctypes.CDLL:
         path = Path(room) / f"{name}.so"
         path.write_bytes(content)
         return ctypes.CDLL(str(path))  # stays loaded without the file
+
+
+def declare(lib: ctypes.CDLL) -> ctypes.CDLL:
+    """Set the signatures of all functions; raises if constants differ between Python and C."""
+    if c_long.in_dll(lib, "jf_panel").value != PANEL:
+        raise RuntimeError("the C kernels pack weights in other panels: set PANEL as in vector.h")
+    if tuple((c_long * 2).in_dll(lib, "jf_ranks")) != (Status.CONVERGED.rank, Status.SWEEP_LIMIT.rank):
+        raise RuntimeError("the C kernels have other ranks of Status: set them as in core/results.py")
+    for name, signature in SIGNATURES.items():
+        function = getattr(lib, name)
+        function.restype, *function.argtypes = (KINDS[kind] for kind in signature.replace(" ", ""))
+    return lib
+
+
+def structure(text: str) -> type[ctypes.Structure]:
+    """A C structure: kinds, each followed by the names of its fields, as in "L n length P x"; Q is four numbers."""
+    found, kind = list[tuple[str, Any]](), None
+    for word in text.split():
+        if word in KINDS:
+            kind = KINDS[word]
+        else:
+            found.append((word, kind))
+    return type("Structure", (ctypes.Structure,), {"_fields_": found})

@@ -1,13 +1,16 @@
-"""What the C engines share: elementwise maps, and what a sweep makes final."""
+"""What the C engines share: packed weights, elementwise maps, and what a sweep makes final."""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterable
 from ctypes import addressof, c_float
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Engine
@@ -16,8 +19,7 @@ from jacobiflow.core.method import Method
 from jacobiflow.core.rows import Look, Rows, Verdict, Window
 from jacobiflow.core.rows import accept as in_torch
 from jacobiflow.core.stopping import ROUNDING, backends_know
-from jacobiflow.kernels.build import library
-from jacobiflow.kernels.c_library import codes_of, in_rows, structure
+from jacobiflow.kernels.build import PANEL, library, structure
 
 AFFINE = ("exp", "softplus", "sigmoid")  # the maps of jf_affine
 FLOORED = ("softplus", "sigmoid")  # without a floor these scales may be subnormal, which C takes no log of
@@ -28,6 +30,58 @@ _Rows = structure(
 )
 _Rule = structure("F tol rounding I relative whole")
 _Found = structure("P here beyond largest Q summary")
+
+
+@cache
+def codes_of(lib: ctypes.CDLL) -> tuple[dict[str, int], dict[str, int]]:
+    """The codes of elementwise maps, by "name:count of numbers", and of activations, by name."""
+    maps, activations = ((function().decode().split()) for function in (lib.jf_codes, lib.jf_activations))
+    return {name: code for code, name in enumerate(maps)}, {name: code for code, name in enumerate(activations)}
+
+
+def pad(t: Tensor) -> Tensor:
+    """The last dimension with zeros up to a whole number of panels."""
+    return nn.functional.pad(t, (0, -t.shape[-1] % PANEL))
+
+
+def panels(weight: Tensor) -> Tensor:
+    """[in, out] as [panels, in, 16], padded with zeros."""
+    return pad(weight).reshape(len(weight), -1, PANEL).transpose(0, 1)
+
+
+def panels_of_pairs(weight: Tensor) -> Tensor:
+    """[in, out] as [panels, in / 2, 16], two neighbours along `in` in bfloat16 per number."""
+    rows = pad(weight.T).T.to(torch.bfloat16)
+    pairs = pad(rows).reshape(len(rows) // 2, 2, -1, PANEL).permute(2, 0, 3, 1)
+    return pairs.contiguous().view(torch.float32)[..., 0]
+
+
+class TensorPins(list[Tensor]):
+    """Tensors whose addresses C holds: they live as long as this object."""
+
+    def __call__(self, t: Tensor) -> int:
+        """The address of t, made contiguous."""
+        self.append(t.detach().contiguous())
+        return self[-1].data_ptr()
+
+
+def readable(tensors: Iterable[Tensor]) -> bool:
+    """Whether C may read the numbers where they lie: float32 on a CPU, outside of autocast.
+
+    A subclass of Tensor may mean other numbers.
+    """
+    return not torch.is_autocast_enabled("cpu") and all(
+        type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided and t.is_cpu and t.dtype == torch.float32
+        for t in tensors
+    )
+
+
+def in_rows(t: Tensor) -> Tensor:
+    """[n, T] or [n, T, D] in float32 with each row in one piece; rows may be apart."""
+    if t.dtype != torch.float32:  # its bytes would be read as other numbers
+        raise ValueError(f"x is {t.dtype}, the network {torch.float32}: cast one of them")
+    step = 1 if t.ndim == 2 else t.shape[2]
+    return t if t.stride(-1) == 1 and t.stride(1) == step else t.contiguous()
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Start
 from jacobiflow.core.description import BoundNetwork, MaskedNetwork, Stage, description
-from jacobiflow.kernels.build import library
-from jacobiflow.kernels.c_engine import CEngine, c_map
-from jacobiflow.kernels.c_library import PANEL, TensorPins, codes_of, in_rows, pad, panels, readable, structure
+from jacobiflow.kernels.build import PANEL, library, structure
+from jacobiflow.kernels.c_engine import CEngine, TensorPins, c_map, codes_of, in_rows, pad, panels, readable
 from jacobiflow.kernels.threads import thread_count
 
 DEEPEST, WIDEST = 32, 256  # stages and parameters whose sums fit on any stack: those of jf_masked_solve

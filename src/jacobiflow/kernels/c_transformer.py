@@ -14,9 +14,8 @@ from torch import Tensor
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Start
 from jacobiflow.core.description import TransformerLayer, TransformerNetwork, description
-from jacobiflow.kernels.build import library
-from jacobiflow.kernels.c_engine import CEngine, c_map
-from jacobiflow.kernels.c_library import PANEL, TensorPins, in_rows, pad, panels, panels_of_pairs, readable, structure
+from jacobiflow.kernels.build import PANEL, library, structure
+from jacobiflow.kernels.c_engine import CEngine, TensorPins, c_map, in_rows, pad, panels, panels_of_pairs, readable
 from jacobiflow.kernels.threads import thread_count
 
 CACHE_BYTES = 16 << 20  # keys and values of the rows that are solved at a time: they stay in the last cache
@@ -63,18 +62,14 @@ class PackedTransformer:
         """The norms' scales and shifts are folded into the matrices behind them; heads are padded."""
         (scale1, shift1), (scale2, shift2) = w.norm1, w.norm2
         qkv, qkv_bias = (w.qkv.weight * scale1).T, w.qkv.bias + w.qkv.weight @ shift1
-        proj = pad(w.proj.weight.view(-1, heads, head_dim)).flatten(1)
-        return _Layer(
-            *self._linear(
-                pad(qkv.reshape(-1, 3 * heads, head_dim)).flatten(1), pad(qkv_bias.view(3 * heads, head_dim)).flatten()
-            ),
-            *self._linear(proj.T, w.proj.bias),
-            *self._linear((w.up.weight * scale2).T, w.up.bias + w.up.weight @ shift2),
-            *self._linear(w.down.weight.T, w.down.bias),
+        qkv, qkv_bias = (pad(t.reshape(-1, 3 * heads, head_dim)).flatten(1) for t in (qkv, qkv_bias))
+        linears = (
+            (qkv, qkv_bias[0]),
+            (pad(w.proj.weight.view(-1, heads, head_dim)).flatten(1).T, w.proj.bias),
+            ((w.up.weight * scale2).T, w.up.bias + w.up.weight @ shift2),
+            (w.down.weight.T, w.down.bias),
         )
-
-    def _linear(self, weight: Tensor, bias: Tensor) -> tuple[int, int]:
-        return self._keep(self._panels(weight)), self._keep(pad(bias))
+        return _Layer(*(self._keep(t) for weight, bias in linears for t in (self._panels(weight), pad(bias))))
 
 
 @dataclass
@@ -118,7 +113,7 @@ class CTransformerEngine(CEngine):
     """
 
     packed: PackedTransformer
-    condition: Tensor | None  # [branches, n or 1, width]
+    condition: Tensor  # [branches, n or 1, width]
     scale: Tensor  # of attention logits, [branches, n or 1]
     blend: Tensor | None
 
@@ -127,7 +122,7 @@ class CTransformerEngine(CEngine):
         return max(FEWEST_ROWS, CACHE_BYTES // (self.packed.row_bytes * len(self.scale)))
 
     def select(self, rows: Tensor) -> CTransformerEngine:
-        condition, scale = (t if t is None or t.shape[1] == 1 else t[:, rows] for t in (self.condition, self.scale))
+        condition, scale = (t if t.shape[1] == 1 else t[:, rows] for t in (self.condition, self.scale))
         return replace(self, condition=condition, scale=scale)
 
     def rough(self) -> CTransformerEngine | None:
@@ -178,11 +173,9 @@ class CTransformerEngine(CEngine):
     def _rows(self, x: Tensor, room: CCache, *, kept: bool) -> ctypes.Structure:
         n = len(x)
         assert room.k.shape[1:3] == (n, len(self.scale))
-        condition = (0, 0, 0)
-        if self.condition is not None:  # a stride of 0 shares one
-            condition = (self.condition.data_ptr(), *self.condition.expand(-1, n, -1).stride()[:2])
         return _Rows(
-            *(n, len(self.scale), x.data_ptr(), x.stride(0), *condition),
+            *(n, len(self.scale), x.data_ptr(), x.stride(0)),
+            *(self.condition.data_ptr(), *self.condition.expand(-1, n, -1).stride()[:2]),  # 0 if samples share one
             *(self.scale.data_ptr(), *self.scale.expand(-1, n).stride()),
             0 if self.blend is None else self.blend.data_ptr(),
             *(room.k.data_ptr(), room.v.data_ptr(), room.k.stride(0) if kept else 0),
@@ -202,13 +195,11 @@ def engine(conditioner: Conditioner, bijector: Bijector) -> CTransformerEngine |
         return None
     with torch.no_grad():
         packed = network.reuse(lambda: PackedTransformer(lib, network))
-        condition, blend, branches = network.condition, network.blend, 1 if network.blend is None else 2
-        temperature = network.pos_embed.new_ones(1) if network.temperature is None else network.temperature
-        scale = _by_branch(network.head_dim**-0.5 / temperature, branches)
-        condition = None if condition is None else _by_branch(condition.detach()[:, 0], branches)
+        like, blend, branches = network.pos_embed, network.blend, 1 if network.blend is None else 2
+        condition = like.new_zeros(1, 1, like.shape[1]) if network.condition is None else network.condition.detach()
+        scale = network.head_dim**-0.5 / (like.new_ones(1) if network.temperature is None else network.temperature)
+        condition, scale = (
+            torch.stack((torch.cat([t] * branches) if len(t) == 1 else t).chunk(branches))
+            for t in (condition[:, 0], scale)
+        )
         return CTransformerEngine(by, packed, condition, scale, None if blend is None else blend.contiguous())
-
-
-def _by_branch(t: Tensor, branches: int) -> Tensor:
-    """[branches * n or 1, ...] as [branches, n or 1, ...]."""
-    return torch.stack((torch.cat([t] * branches) if len(t) == 1 else t).chunk(branches))

@@ -10,14 +10,14 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from ctypes import c_uint64, c_void_p
 from functools import cache
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from jacobiflow.kernels import build
-from jacobiflow.kernels.c_library import structure
 from jacobiflow.kernels.threads import thread_count
 
 PIECE = 1 << 18  # bytes of one sum in C, or in torch on a CPU: they stay in its cache
@@ -28,7 +28,7 @@ ODD = -7046029254386353131, -4417276706812531889  # as signed 64-bit numbers
 
 Sums = tuple[Any, ...]  # layout and checksums of a group of tensors
 
-_Piece = structure("P start L bytes")
+_Piece = build.structure("P start L bytes")
 
 
 def layout(t: Tensor) -> tuple[Any, ...]:
@@ -110,12 +110,18 @@ def _flat(t: Tensor) -> Tensor:
 
 def _torch_sum(tensors: Sequence[Tensor]) -> Tensor:
     """A checksum of tensors on one device: sums of words, each mixed with its place by a bijection."""
-    size = PIECE if tensors[0].is_cpu else LAUNCH
-    pieces = [torch.nn.functional.pad(p, (0, -len(p) % 8)) for t in tensors for p in _flat(t).split(size)]
-    places = _places(tensors[0].device, size // 4)  # of two pieces
-    total, ends = places.new_zeros(()), accumulate(map(len, pieces))
-    for _, batch in groupby(zip(ends, pieces, strict=True), key=lambda pair: pair[0] // size):
-        words = torch.cat([piece for _, piece in batch]).view(torch.int64)
+    size, end = PIECE if tensors[0].is_cpu else LAUNCH, 0
+    places = _places(tensors[0].device, size // 4)  # a batch is less than two pieces
+
+    def batch_of(piece: Tensor) -> int:
+        nonlocal end
+        end += len(piece)
+        return end // size
+
+    total = places.new_zeros(())
+    pieces = (F.pad(piece, (0, -len(piece) % 8)) for t in tensors for piece in torch.split(_flat(t), size))
+    for _, batch in groupby(pieces, batch_of):
+        words = torch.cat(list(batch)).view(torch.int64)
         words ^= places[: len(words)]
         for odd, shift in zip(ODD, (29, 32), strict=True):
             words.mul_(odd)

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Start, WrappedConditioner
 from jacobiflow.core.progress import announce
-from jacobiflow.kernels.torch_reference import TorchEngine
 
 # By exact type of conditioner: the same conditioner with its network compiled; None declines. The modules
 # that define conditioners add them.
@@ -26,14 +24,7 @@ COMPILED: dict[type[Any], Callable[[Any], Conditioner | None]] = {}
 
 def compiled(conditioner: Conditioner) -> Conditioner | None:
     """The conditioner with its network compiled, if its type allows that."""
-    make = COMPILED.get(type(conditioner))
-    return None if make is None else make(conditioner)
-
-
-def engine(conditioner: Conditioner, bijector: Bijector) -> TorchEngine | None:
-    """The torch engine over a compiled conditioner, if there is one."""
-    found = compiled(conditioner)
-    return None if found is None else TorchEngine(found, bijector, name="compile", compacts=False)
+    return COMPILED.get(type(conditioner), lambda _: None)(conditioner)
 
 
 class StaticConditioner(WrappedConditioner):

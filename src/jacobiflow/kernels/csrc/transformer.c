@@ -210,8 +210,7 @@ static Job own_job(const Job *whole, long first, long last, Rows *rows) {
     const long place = first * whole->rows->branches * whole->net->heads * head_floats(whole->net);
     *rows = *whole->rows;
     rows->samples = last - first, rows->x += first * rows->x_row, rows->k += place, rows->v += place;
-    rows->scale += first * rows->scale_row;
-    if (rows->condition) rows->condition += first * rows->condition_row;
+    rows->scale += first * rows->scale_row, rows->condition += first * rows->condition_row;
     Job job = solve_job(whole->net, rows, whole->window.start, whole->stop, whole->z + first * whole->z_row, 1);
     job.z_row = whole->z_row, job.slope_row = whole->slope_row, job.map = whole->map;
     return job;
