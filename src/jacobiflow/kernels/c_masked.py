@@ -23,13 +23,7 @@ from jacobiflow.kernels.c_engine import CEngine, TensorPins, c_map, codes_of, in
 from jacobiflow.kernels.threads import thread_count
 
 DEEPEST, WIDEST = 32, 256  # stages and parameters whose sums fit on any stack: those of jf_masked_solve
-ACTIVATIONS: dict[str, tuple[Any, ...]] = {  # by name in C: functions and exact types of layers
-    "relu": (F.relu, torch.relu, nn.ReLU),
-    "elu": (F.elu, nn.ELU),
-    "gelu": (F.gelu, nn.GELU),
-    "silu": (F.silu, nn.SiLU),
-    "tanh": (torch.tanh, F.tanh, nn.Tanh),
-}
+LAYERS = {nn.ReLU: "relu", nn.ELU: "elu", nn.GELU: "gelu", nn.SiLU: "silu", nn.Tanh: "tanh"}  # by their names in C
 
 
 def engine(conditioner: Conditioner, bijector: Bijector) -> CMaskedEngine | None:
@@ -54,14 +48,11 @@ def engine(conditioner: Conditioner, bijector: Bijector) -> CMaskedEngine | None
 
 
 def activation_code(activation: Callable[[Tensor], Tensor]) -> int | None:
-    """The code of an activation that the C code has: one of these functions or exactly these layers."""
-    if getattr(activation, "alpha", 1) != 1 or getattr(activation, "approximate", "none") != "none":
-        return None
-    lib = library()
-    for name, known in ACTIVATIONS.items() if lib is not None else ():
-        if activation in known or type(activation) in known:
-            return codes_of(lib)[1][name]
-    return None
+    """The code of an activation that the C code has: a function of torch, or exactly one of these layers."""
+    name, lib = LAYERS.get(type(activation), getattr(activation, "__name__", "")), library()
+    known = type(activation) in LAYERS or activation in (getattr(F, name, None), getattr(torch, name, None))
+    default = getattr(activation, "alpha", 1) == 1 and getattr(activation, "approximate", "none") == "none"
+    return codes_of(lib)[1].get(name) if lib is not None and known and default else None
 
 
 _Stage = structure("P weight bias factor offset limits ends L inputs outputs source activated skip")
@@ -76,11 +67,9 @@ class PackedNetwork:
         self.sizes = [len(stage.weight) for stage in net.stages]
         ends = tuple(range(net.params, len(net.head) + 1, net.params))  # of the parameters of each position
         head = Stage(net.head, net.head_bias, len(net.stages), net.head_activated, None, ends)
-        stages = [self._stage(stage, net) for stage in (*net.stages, head)]
-        self.stages = (_Stage * len(stages))(*stages)
-        code = activation_code(net.activation)
-        places = ctypes.cast(self.stages, c_void_p)
-        self.net = _Masked(net.length, net.params, len(net.stages), code, places)
+        self.stages = (_Stage * (len(net.stages) + 1))(*(self._stage(stage, net) for stage in (*net.stages, head)))
+        sizes = net.length, net.params, len(net.stages), activation_code(net.activation)
+        self.net = _Masked(*sizes, ctypes.cast(self.stages, c_void_p))
         self.address = ctypes.addressof(self.net)
 
     def _stage(self, stage: Stage, net: MaskedNetwork) -> ctypes.Structure:
@@ -101,9 +90,8 @@ _PACKED: WeakKeyDictionary[MaskedNetwork, PackedNetwork] = WeakKeyDictionary()
 
 
 class CUnits:
-    """Hidden units [n, units] of the stages, before and after activation.
+    """Hidden units [n, units] of the stages, before and after activation, up to the end of each row's last window.
 
-    Each row holds the units that see its own inputs up to the end of its last window, and zeros beyond.
     stored: only the units of inputs below it are kept. It is the length, unless many rows were solved in one
     call, which keeps no units (see bands.c). The next call then computes them from x.
     """

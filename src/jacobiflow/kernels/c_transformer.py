@@ -74,15 +74,11 @@ class PackedTransformer:
 
 @dataclass
 class CCache:
-    """Keys [layers, n, branches, heads, T / 16, head_dim, 16] and values [..., T / 16, 16, head_dim], padded.
-
-    scratch: room to work in. filled: no input from there on was ever read.
-    """
+    """Keys [layers, n, branches, heads, T / 16, head_dim, 16] and values [..., T / 16, 16, head_dim], padded."""
 
     k: Tensor
     v: Tensor
-    scratch: Tensor
-    filled: int = 0
+    scratch: Tensor  # room to work in
 
     @classmethod
     def empty(cls, shape: Sequence[int]) -> CCache:
@@ -96,10 +92,10 @@ class CCache:
 
     def select(self, rows: Tensor) -> CCache:
         layers, _, *rest = self.k.shape[:-1]
-        found, used = CCache.empty((layers, len(rows), *rest)), slice(-(-self.filled // PANEL))
-        for mine, fresh in ((self.k, found.k), (self.v, found.v)):
-            fresh[:, :, :, :, used] = mine[:, rows, :, :, used]
-        return replace(found, scratch=self.scratch, filled=self.filled)
+        found = CCache.empty((layers, len(rows), *rest))
+        torch.index_select(self.k, 1, rows, out=found.k)
+        torch.index_select(self.v, 1, rows, out=found.v)
+        return replace(found, scratch=self.scratch)
 
     def zero_nonfinite(self) -> None:
         """Nothing to do: the C functions read no entry that is not before the input at hand."""
@@ -143,7 +139,6 @@ class CTransformerEngine(CEngine):
             rows = self._rows(x, room, kept=cache is not None)
             where = ctypes.addressof(rows), starts.data_ptr(), starts.ndim, width
             self._run("jf_params", room, where, (theta.data_ptr(),))
-            room.filled = max(room.filled, min(int(starts.max()) + width, x.shape[1]) - 1)
         return theta
 
     def solve(self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None) -> None:
@@ -155,7 +150,6 @@ class CTransformerEngine(CEngine):
             rows = self._rows(own, cache, kept=True)
             where = ctypes.addressof(rows), start, stop, z.data_ptr()
             self._run("jf_solve", cache, where, (z.stride(0), slopes.data_ptr(), slopes.stride(0), self.map.code))
-            cache.filled = max(cache.filled, stop - 1)
             log_slope[:, start:stop] = slopes
             if own is not x:
                 x.copy_(own)
