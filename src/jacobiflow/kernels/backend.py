@@ -21,6 +21,7 @@ from jacobiflow.kernels import c_masked, c_transformer
 from jacobiflow.kernels.compile import compiled
 
 Backend = Literal["torch", "c", "compile"]
+Make = Callable[[Conditioner, Bijector], Engine | None]
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,8 @@ def compile_engine(conditioner: Conditioner, bijector: Bijector) -> TorchEngine 
 
 
 # By name: what makes its engines, each for other conditioners and bijectors; None declines.
-BACKENDS: dict[str, tuple[Callable[[Conditioner, Bijector], Engine | None], ...]] = {
-    "torch": (TorchEngine,),
-    "c": (c_transformer.engine, c_masked.engine),
-    "compile": (compile_engine,),
-}
+C_ENGINES = c_transformer.engine, c_masked.engine
+BACKENDS: dict[str, tuple[Make, ...]] = {"torch": (TorchEngine,), "c": C_ENGINES, "compile": (compile_engine,)}
 FASTEST: tuple[str, ...] = ("c", "torch")  # the order in which they are tried when none is asked for
 
 

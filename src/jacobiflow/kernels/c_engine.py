@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable
 from ctypes import addressof, c_float
 from dataclasses import dataclass
@@ -22,20 +23,18 @@ from jacobiflow.core.stopping import ROUNDING, backends_know
 from jacobiflow.kernels.build import PANEL, library, structure
 
 AFFINE = ("exp", "softplus", "sigmoid")  # the maps of jf_affine
-FLOORED = ("softplus", "sigmoid")  # without a floor these scales may be subnormal, which C takes no log of
 
-_Rows = structure(
+_Sweep = structure(
     "L n length dim z_row guess_row seen_row answer_row log_slope_row "
-    "P z guess seen answer log_slope frontier sweeps evaluated status change"
+    "P z guess seen answer log_slope frontier sweeps evaluated status change "
+    "F tol rounding I relative whole P here beyond largest Q summary"
 )
-_Rule = structure("F tol rounding I relative whole")
-_Found = structure("P here beyond largest Q summary")
 
 
 @cache
 def codes_of(lib: ctypes.CDLL) -> tuple[dict[str, int], dict[str, int]]:
     """The codes of elementwise maps, by "name:count of numbers", and of activations, by name."""
-    maps, activations = ((function().decode().split()) for function in (lib.jf_codes, lib.jf_activations))
+    maps, activations = (text().decode().split() for text in (lib.jf_codes, lib.jf_activations))
     return {name: code for code, name in enumerate(maps)}, {name: code for code, name in enumerate(activations)}
 
 
@@ -66,10 +65,7 @@ class TensorPins(list[Tensor]):
 
 
 def readable(tensors: Iterable[Tensor]) -> bool:
-    """Whether C may read the numbers where they lie: float32 on a CPU, outside of autocast.
-
-    A subclass of Tensor may mean other numbers.
-    """
+    """Whether C may read the numbers: float32 on a CPU, outside of autocast; a subclass may mean other numbers."""
     return not torch.is_autocast_enabled("cpu") and all(
         type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided and t.is_cpu and t.dtype == torch.float32
         for t in tensors
@@ -80,8 +76,7 @@ def in_rows(t: Tensor) -> Tensor:
     """[n, T] or [n, T, D] in float32 with each row in one piece; rows may be apart."""
     if t.dtype != torch.float32:  # its bytes would be read as other numbers
         raise ValueError(f"x is {t.dtype}, the network {torch.float32}: cast one of them")
-    step = 1 if t.ndim == 2 else t.shape[2]
-    return t if t.stride(-1) == 1 and t.stride(1) == step else t.contiguous()
+    return t if t.stride(-1) == 1 and t.stride(1) == math.prod(t.shape[2:]) else t.contiguous()
 
 
 @dataclass(frozen=True)
@@ -101,10 +96,8 @@ class CMap:
             return self.bijector.inverse(z, theta)
         z, theta = in_rows(z), theta.contiguous()
         x, log_slope = z.new_empty(n, w, d), z.new_empty(n, w, d)
-        lib.jf_affine(
-            *(self.code, self.numbers[0], n, w, d, z.data_ptr(), z.stride(0)),
-            *(theta.data_ptr(), x.data_ptr(), log_slope.data_ptr()),
-        )
+        places = theta.data_ptr(), x.data_ptr(), log_slope.data_ptr()
+        lib.jf_affine(self.code, self.numbers[0], n, w, d, z.data_ptr(), z.stride(0), *places)
         return x, log_slope
 
 
@@ -115,7 +108,8 @@ def c_map(bijector: Bijector) -> CMap | None:
         return None
     kind, numbers = formula.kind, formula.numbers
     code = codes_of(lib)[0].get(f"{kind}:{len(numbers)}")
-    if code is None or (kind in FLOORED and numbers[0] < torch.finfo(torch.float32).tiny):
+    floored = kind not in AFFINE or not numbers or numbers[0] >= torch.finfo(torch.float32).tiny
+    if code is None or not floored:  # scales without a floor may be subnormal, which C takes no log of
         return None
     return CMap(bijector, kind, code, (c_float * max(len(numbers), 2))(*numbers))
 
@@ -131,24 +125,16 @@ def accept(rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: M
     here, beyond = torch.empty(n, dtype=torch.bool), torch.empty(n, dtype=torch.bool)
     largest = torch.empty(n, dtype=torch.float64)
     counts = rows.frontier, rows.sweeps, rows.evaluated, rows.status, rows.change
-    strides = (t.stride(0) for t in (*sequences, slopes))
-    given = _Rows(n, length, dim, *strides, *(t.data_ptr() for t in (*sequences, slopes, *counts)))
-    how = _Rule(method.tol, ROUNDING * torch.finfo(torch.float32).eps, method.unit == "relative", method.width is None)
-    found = _Found(here.data_ptr(), beyond.data_ptr(), largest.data_ptr())
-    starts = torch.as_tensor(window.start).contiguous()
-    lib.jf_accept(
-        *(
-            addressof(given),
-            addressof(how),
-            addressof(found),
-            starts.data_ptr(),
-            starts.ndim,
-            window.width,
-            rows.width,
-        ),
-        *(new.data_ptr(), log_slope.data_ptr(), rows.cache is not None),
+    sweep = _Sweep(
+        *(n, length, dim, *(t.stride(0) for t in (*sequences, slopes))),
+        *(t.data_ptr() for t in (*sequences, slopes, *counts)),
+        *(method.tol, ROUNDING * torch.finfo(torch.float32).eps, method.unit == "relative", method.width is None),
+        *(here.data_ptr(), beyond.data_ptr(), largest.data_ptr()),
     )
-    low, high, count, overflowed = found.summary
+    starts = torch.as_tensor(window.start).contiguous()
+    where = addressof(sweep), starts.data_ptr(), starts.ndim, window.width, rows.width
+    lib.jf_accept(*where, new.data_ptr(), log_slope.data_ptr(), rows.cache is not None)
+    low, high, count, overflowed = sweep.summary
     return Verdict(here, beyond, largest, Look(low, high, count, bool(overflowed)))
 
 

@@ -34,11 +34,10 @@ def engine(conditioner: Conditioner, bijector: Bijector) -> CMaskedEngine | None
     net = bound.network
     if type(net) is not MaskedNetwork or not net.stages or net.params != bijector.params:
         return None
-    if any(type(stage) is not Stage or stage.skip == 0 for stage in net.stages):
-        return None
     linears = ((stage.weight, stage.bias, *(stage.norm or ())) for stage in net.stages)
     tensors = (net.head, net.head_bias, *(t for ts in linears for t in ts), *bound.terms.values())
-    if activation_code(net.activation) is None or not readable(tensors):
+    odd = any(type(stage) is not Stage or stage.skip == 0 for stage in net.stages)
+    if odd or activation_code(net.activation) is None or not readable(tensors):
         return None
     if net not in _PACKED:  # networks are made anew when their weights change
         _PACKED[net] = PackedNetwork(lib, net)
@@ -73,9 +72,9 @@ class PackedNetwork:
         self.address = ctypes.addressof(self.net)
 
     def _stage(self, stage: Stage, net: MaskedNetwork) -> ctypes.Structure:
-        degrees = [bisect_right(stage.ends, unit) for unit in range(len(stage.weight))]
         seen = range(net.length + 1) if stage.source == 0 else net.stages[stage.source - 1].ends
-        reach = [seen[degree] for degree in degrees]  # inputs that each unit sees, growing
+        units = range(len(stage.weight))
+        reach = [seen[bisect_right(stage.ends, unit)] for unit in units]  # inputs that each sees, growing
         limits = [reach[min(p + PANEL, len(reach)) - 1] for p in range(0, len(reach), PANEL)]
         norm = (0, 0) if stage.norm is None else (self.keep(pad(t[:, 0])) for t in stage.norm)
         return _Stage(
@@ -163,5 +162,4 @@ class CMaskedEngine(CEngine):
             )
             cache.stored = net.length if kept else min(cache.stored, start - 1)
             for ours, given in ((own, x), (slopes, log_slope)):
-                if ours is not given:
-                    given.copy_(ours)
+                given.copy_(ours)  # nothing happens if they are the same

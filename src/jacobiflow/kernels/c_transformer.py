@@ -21,7 +21,6 @@ from jacobiflow.kernels.threads import thread_count
 CACHE_BYTES = 16 << 20  # keys and values of the rows that are solved at a time: they stay in the last cache
 LARGE_BYTES = 32 << 20  # of memory that is new each time
 FEWEST_ROWS = 16  # that are solved at a time, however large they are
-MAPS = ("exp", "shift")  # the maps of jf_solve
 
 _Layer = structure("P qkv qkv_bias proj proj_bias up up_bias down down_bias")
 _Net = structure(
@@ -103,15 +102,12 @@ class CCache:
 
 @dataclass(frozen=True)
 class CTransformerEngine(CEngine):
-    """A transformer and an affine map in C.
-
-    Guided samples have two branches, which run as rows of one batch. blend: the guidance weights [T, P].
-    """
+    """A transformer and an affine map in C. The two branches of guided samples run as rows of one batch."""
 
     packed: PackedTransformer
     condition: Tensor  # [branches, n or 1, width]
     scale: Tensor  # of attention logits, [branches, n or 1]
-    blend: Tensor | None
+    blend: Tensor | None  # the guidance weights [T, P]
 
     @property
     def rows(self) -> int | None:  # type: ignore[override]
@@ -132,13 +128,11 @@ class CTransformerEngine(CEngine):
     def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
         assert cache is None or isinstance(cache, CCache)
         x, starts = in_rows(x), torch.as_tensor(start).contiguous()
-        # Positions beyond the last are not written to.
-        theta = (x.new_zeros if starts.ndim else x.new_empty)(len(x), width, self.packed.params)
+        theta = (x.new_zeros if starts.ndim else x.new_empty)(len(x), width, self.packed.params)  # padding stays zero
         if len(x):
             room = self.new_cache(len(x), layers=1) if cache is None else cache
-            rows = self._rows(x, room, kept=cache is not None)
-            where = ctypes.addressof(rows), starts.data_ptr(), starts.ndim, width
-            self._run("jf_params", room, where, (theta.data_ptr(),))
+            where = starts.data_ptr(), starts.ndim, width
+            self._run("jf_params", x, room, where, theta.data_ptr(), kept=cache is not None)
         return theta
 
     def solve(self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None) -> None:
@@ -147,39 +141,36 @@ class CTransformerEngine(CEngine):
         elif len(x) and start < stop:
             assert isinstance(cache, CCache)
             own, z, slopes = in_rows(x), in_rows(z), x.new_empty(len(x), stop - start)
-            rows = self._rows(own, cache, kept=True)
-            where = ctypes.addressof(rows), start, stop, z.data_ptr()
-            self._run("jf_solve", cache, where, (z.stride(0), slopes.data_ptr(), slopes.stride(0), self.map.code))
+            out = z.stride(0), slopes.data_ptr(), slopes.stride(0), self.map.code
+            self._run("jf_solve", own, cache, (start, stop, z.data_ptr()), *out)
             log_slope[:, start:stop] = slopes
-            if own is not x:
-                x.copy_(own)
+            x.copy_(own)  # nothing happens if they are the same
 
-    def _run(self, name: str, cache: CCache, where: tuple[int, ...], out: tuple[int, ...]) -> None:
+    def _run(self, name: str, x: Tensor, room: CCache, where: tuple[int, ...], *out: int, kept: bool = True) -> None:
         """Call a C function; on one thread if the system does not give more."""
-        call, scratch = (getattr(self.packed.lib, word) for word in (name, f"{name}_scratch"))
-        for count in (thread_count(), 1):
-            size = scratch(self.packed.address, *where, count)
-            if len(cache.scratch) < size:
-                cache.scratch = cache.k.new_empty(size)
-            if not call(self.packed.address, *where, *out, cache.scratch.data_ptr(), count):
-                break
-
-    def _rows(self, x: Tensor, room: CCache, *, kept: bool) -> ctypes.Structure:
-        n = len(x)
-        assert room.k.shape[1:3] == (n, len(self.scale))
-        return _Rows(
-            *(n, len(self.scale), x.data_ptr(), x.stride(0)),
+        n, branches = len(x), len(self.scale)
+        assert room.k.shape[1:3] == (n, branches)
+        rows = _Rows(
+            *(n, branches, x.data_ptr(), x.stride(0)),
             *(self.condition.data_ptr(), *self.condition.expand(-1, n, -1).stride()[:2]),  # 0 if samples share one
             *(self.scale.data_ptr(), *self.scale.expand(-1, n).stride()),
             0 if self.blend is None else self.blend.data_ptr(),
             *(room.k.data_ptr(), room.v.data_ptr(), room.k.stride(0) if kept else 0),
         )
+        call, scratch = (getattr(self.packed.lib, word) for word in (name, f"{name}_scratch"))
+        given = self.packed.address, ctypes.addressof(rows), *where
+        for count in (thread_count(), 1):
+            size = scratch(*given, count)
+            if len(room.scratch) < size:
+                room.scratch = room.k.new_empty(size)
+            if not call(*given, *out, room.scratch.data_ptr(), count):
+                break
 
 
 def engine(conditioner: Conditioner, bijector: Bijector) -> CTransformerEngine | None:
     """The engine, if the C functions compute exactly this: in float32 on a CPU, without autocast."""
     network, by, lib = description(conditioner), c_map(bijector), library()
-    if type(network) is not TransformerNetwork or by is None or by.kind not in MAPS or lib is None:
+    if type(network) is not TransformerNetwork or by is None or by.kind not in ("exp", "shift") or lib is None:
         return None
     pairs = (network.proj_in, network.proj_out, *(pair for layer in network.layers for pair in layer))
     bound = (network.pos_embed, network.condition, network.temperature, network.blend)

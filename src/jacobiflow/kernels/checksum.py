@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from ctypes import c_uint64, c_void_p
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import torch
@@ -27,7 +27,6 @@ SMALL = 4 << 20  # bytes that are read about as soon as a thread is started
 ODD = -7046029254386353131, -4417276706812531889  # as signed 64-bit numbers
 
 Sums = tuple[Any, ...]  # layout and checksums of a group of tensors
-
 _Piece = build.structure("P start L bytes")
 
 
@@ -79,7 +78,8 @@ class Running:
             others = [_torch_sum(tensors) for tensors in memory.others.values()]
             self.others = torch.stack([one.to(others[0].device) for one in others]) if others else torch.empty(0)
         if memory.lib is not None:
-            memory.lib.jf_checksums_begin(memory.pieces, len(self.found), self.found, threads, ctypes.byref(self.job))
+            job = ctypes.byref(self.job)
+            memory.lib.jf_checksums_begin(memory.pieces, len(self.found), self.found, threads, job)
             if not self.job:
                 raise MemoryError("no memory for the checksums of the weights: free some")
 
@@ -110,18 +110,12 @@ def _flat(t: Tensor) -> Tensor:
 
 def _torch_sum(tensors: Sequence[Tensor]) -> Tensor:
     """A checksum of tensors on one device: sums of words, each mixed with its place by a bijection."""
-    size, end = PIECE if tensors[0].is_cpu else LAUNCH, 0
+    size = PIECE if tensors[0].is_cpu else LAUNCH
     places = _places(tensors[0].device, size // 4)  # a batch is less than two pieces
-
-    def batch_of(piece: Tensor) -> int:
-        nonlocal end
-        end += len(piece)
-        return end // size
-
-    total = places.new_zeros(())
-    pieces = (F.pad(piece, (0, -len(piece) % 8)) for t in tensors for piece in torch.split(_flat(t), size))
-    for _, batch in groupby(pieces, batch_of):
-        words = torch.cat(list(batch)).view(torch.int64)
+    pieces = [piece for t in tensors for piece in torch.split(_flat(t), size)]
+    total, ends = places.new_zeros(()), accumulate(len(piece) + -len(piece) % 8 for piece in pieces)
+    for _, batch in groupby(zip(ends, pieces, strict=True), lambda pair: pair[0] // size):
+        words = torch.cat([F.pad(piece, (0, -len(piece) % 8)) for _, piece in batch]).view(torch.int64)
         words ^= places[: len(words)]
         for odd, shift in zip(ODD, (29, 32), strict=True):
             words.mul_(odd)

@@ -1,7 +1,7 @@
-"""The torch.compile backend: static shapes, compiled once per number of rows and width of the window.
+"""The torch.compile backend: a conditioner's own `params`, compiled once per number of rows and width of the window.
 
 Where the windows begin is a tensor, so one graph serves every frontier and every block of a flow; on CUDA it
-is captured as a CUDA graph. It compiles the conditioner's own `params`: there is no second forward pass.
+is captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ def compiled(conditioner: Conditioner) -> Conditioner | None:
 
 
 class StaticConditioner(WrappedConditioner):
-    """A conditioner whose `params` is compiled.
-
-    `inner.params` must take starts as a tensor, without a look at their values.
-    """
+    """A conditioner whose `params` is compiled: it must take starts as a tensor, without a look at their values."""
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
-        size, starts, skip = bucket(width, self.length - 1), start, 0
+        size = min(1 << (width - 1).bit_length(), self.length - 1)  # few widths are compiled
+        starts, skip = start, 0
         if isinstance(start, int):  # final positions before it fill the bucket, and come out as they were
             begin = max(start - (size - width), 1)
             starts, skip = torch.full((len(x),), begin, device=x.device), start - begin
@@ -67,12 +65,3 @@ def step(device: str, width: int, signature: tuple[Any, ...]) -> Callable[..., T
 def options(device: str) -> dict[str, Any]:
     """How torch compiles for a kind of device; "reduce-overhead" is CUDA graphs."""
     return {"mode": "reduce-overhead"} if device == "cuda" else {}
-
-
-def bucket(width: int, most: int) -> int:
-    """The width that a window of `width` positions is evaluated in.
-
-    >>> [bucket(w, 48) for w in (1, 2, 3, 17, 33, 48)]
-    [1, 2, 4, 32, 48, 48]
-    """
-    return min(1 << (width - 1).bit_length(), most)
