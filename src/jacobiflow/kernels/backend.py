@@ -1,7 +1,4 @@
-"""Backends: how bound blocks are evaluated. One is chosen when a block is bound, and stays.
-
-The torch backend is the reference that every other one is tested against. It evaluates anything.
-"""
+"""Backends: how bound blocks are evaluated. One is chosen when a block is bound, and stays."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ Make = Callable[[Conditioner, Bijector], Engine | None]
 
 @dataclass(frozen=True)
 class TorchEngine(Engine):
-    """Conditioner and bijector as they are."""
+    """Conditioner and bijector as they are: the reference that every other backend is tested against."""
 
     conditioner: Conditioner
     bijector: Bijector

@@ -108,9 +108,8 @@ def c_map(bijector: Bijector) -> CMap | None:
         return None
     kind, numbers = formula.kind, formula.numbers
     code = codes_of(lib)[0].get(f"{kind}:{len(numbers)}")
-    floored = kind not in AFFINE or not numbers or numbers[0] >= torch.finfo(torch.float32).tiny
-    if code is None or not floored:  # scales without a floor may be subnormal, which C takes no log of
-        return None
+    if code is None or (kind in AFFINE and numbers and numbers[0] < torch.finfo(torch.float32).tiny):
+        return None  # scales without a floor may be subnormal, which C takes no log of
     return CMap(bijector, kind, code, (c_float * max(len(numbers), 2))(*numbers))
 
 

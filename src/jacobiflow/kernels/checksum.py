@@ -63,8 +63,7 @@ class Memory:
 
     def sums(self) -> list[Sums]:
         """The sums of each group now."""
-        with Running(self, min(thread_count() - 1, self.bytes // LARGE)) as running:
-            return running.end()
+        return Running(self, min(thread_count() - 1, self.bytes // LARGE)).end()
 
 
 class Running:
