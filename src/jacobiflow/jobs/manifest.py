@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -31,54 +32,13 @@ from jacobiflow.core.records import RecordError, build, parse_json
 from jacobiflow.core.results import Status, nonfinite_rows, one_line
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.weights import digest
-from jacobiflow.jobs.sampling import Format, JobError, Samples, Settings
+from jacobiflow.jobs.sampling import JobError, Samples, Settings
 from jacobiflow.kernels.build import version as kernels_version
 
 FILE, SHARDS, RECORDS, PARTIAL = "manifest.json", "shards", "records", ".partial"
+RECORD = RECORDS + "/{:06d}.json"
 FORMAT = "jacobiflow-samples"
 VERSION = 2  # 1: without a digest
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Consecutive samples."""
-
-    number: int
-    rows: range  # the numbers of its samples
-    format: Format
-    job: str  # digest of its job
-
-    @property
-    def record(self) -> str:
-        """Path of its record in the job's folder."""
-        return f"{RECORDS}/{self.number:06d}.json"
-
-    def files(self, labelled: bool, nonfinite: Collection[int] = ()) -> list[str]:
-        """Paths of its samples in the job's folder; a nonfinite sample has no PNG."""
-        name = f"{SHARDS}/{self.number:06d}"
-        if self.format != "png":
-            return [f"{name}.{self.format}"]
-        names = [f"{name}/{i:09d}.png" for i in self.rows if i not in nonfinite]
-        return [*names, f"{name}/metadata.csv"] if labelled else names
-
-    def encode(self, samples: Samples, nonfinite: Collection[int]) -> dict[str, bytes]:
-        """The content of each of its files."""
-        x, labels = samples.x, samples.labels
-        names = self.files(labels is not None, nonfinite)
-        if self.format == "png":
-            kept = [i for i, row in enumerate(self.rows) if row not in nonfinite]
-            contents = [sheet_bytes(x[i : i + 1], columns=1, gap=0, zoom=1) for i in kept]
-            if labels is not None:
-                lines = (f"{self.rows[i]:09d}.png,{labels[i]}\n" for i in kept)
-                contents.append("".join(["file_name,label\n", *lines]).encode())
-            return dict(zip(names, contents, strict=True))
-        arrays = {"x": x.numpy(), "index": np.array(self.rows)}
-        if labels is not None:
-            arrays["labels"] = labels.numpy()
-        if self.format == "safetensors":
-            return {names[0]: safetensors.numpy.save(arrays)}
-        np.savez(stream := io.BytesIO(), **arrays)  # type: ignore[arg-type]
-        return {names[0]: stream.getvalue()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,80 +55,17 @@ class Record:
     job: str = ""  # digest of the job; "" in jobs begun by version 0.1
 
     @classmethod
-    def load(cls, path: Path, shard: Shard | None = None) -> Record | None:
-        """The record at `path`, if there is one, and if it is of `shard`."""
+    def load(cls, path: Path) -> Record | None:
+        """The record at `path`, if there is one."""
         try:
-            record = None if path.is_symlink() else cls(**parse_json(read_text(path)))
-            return record if record is None or shard is None or record._fits(shard) else None
-        except (OSError, TypeError, ValueError, AttributeError):
+            return None if path.is_symlink() else cls(**parse_json(read_text(path)))
+        except (OSError, TypeError, ValueError):
             return None
-
-    def _fits(self, shard: Shard) -> bool:
-        lost = set(self.nonfinite)
-        return (
-            (self.job, self.first, self.count) == (shard.job, shard.rows.start, len(shard.rows))
-            and self.batch > 0
-            and self.status.keys() <= Status.__members__.keys()
-            and sum(self.status.values()) == self.count
-            and lost <= set(shard.rows)
-            and self.status.get("NONFINITE", 0) == len(lost) == len(self.nonfinite)
-            and list(self.files) in (shard.files(False, lost), shard.files(True, lost))
-        )
-
-    def holds(self, folder: Path, shard: Shard) -> bool:
-        """Whether the files are the recorded ones, and no others are there."""
-        others = (folder / name for name in shard.files(False) if name not in self.files)
-        try:
-            intact = all(_digest(folder / name) == value for name, value in self.files.items())
-        except OSError:
-            return False
-        return intact and not any(map(os.path.lexists, others))
-
-
-def finish(folder: Path, shard: Shard, samples: Samples, batch: int, versions: dict[str, str]) -> None:
-    """Write a shard: its files first, its record last, each atomically and synced to the disk."""
-    lost = [row for row, is_lost in zip(shard.rows, nonfinite_rows(samples.x).tolist(), strict=True) if is_lost]
-    contents = shard.encode(samples, set(lost))
-    sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
-    how: dict[str, Any] = {"batch": batch, "status": dict(samples.status), "versions": versions, "nonfinite": lost}
-    record = Record(first=shard.rows.start, count=len(shard.rows), files=sums, job=shard.job, **how)
-    write(folder, contents)
-    for name in shard.files(False):  # an older PNG of a sample that is not finite
-        if name not in contents:
-            refuse_link((folder / name).parent)
-            (folder / name).unlink(missing_ok=True)
-    write(folder, {shard.record: (json.dumps(asdict(record), indent=1) + "\n").encode()})
-
-
-def write(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write files into `folder`. None is ever seen half-written."""
-    for place in {(folder / name).parent for name in contents}:
-        place.mkdir(parents=True, exist_ok=True)
-        refuse_link(place)
-    for name, data in contents.items():
-        write_bytes(folder / name, data, partial=folder / PARTIAL)
-    for place in {place for name in contents for place in (folder / name).parents[:2]}:
-        sync(place)
-
-
-def refuse_link(place: Path) -> None:
-    """A folder may come from somebody else: nothing outside of it is written to."""
-    if place.is_symlink():
-        raise OSError(errno.ELOOP, f"{place} is a link, and a job writes into its own folder only")
-
-
-def _digest(path: Path) -> str:
-    """SHA-256 of a plain file; OSError for links, pipes and devices."""
-    refuse_link(path.parent)
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "not a plain file")
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Settings, and what follows from them, the model and the machine that started the job."""
+    """Settings, and what follows from them, the model and the machine that started the job. Shards are 0, 1, ..."""
 
     settings: Settings
     model: str
@@ -195,25 +92,85 @@ class Job:
         with os.scandir(folder / RECORDS) as entries:
             return min(self.settings.n, self.shard * sum(e.name.endswith(".json") for e in entries))
 
-    def part(self, number: int) -> Shard:
-        """Shard `number`."""
-        rows = range(self.settings.n)[number * self.shard : (number + 1) * self.shard]
-        return Shard(number, rows, self.settings.format, self.digest)
+    def rows(self, k: int) -> range:
+        """The numbers of the samples of shard k."""
+        return range(self.settings.n)[k * self.shard : (k + 1) * self.shard]
+
+    def files(self, k: int, labelled: bool, nonfinite: Collection[int] = ()) -> list[str]:
+        """Paths of its samples in the job's folder; a nonfinite sample has no PNG."""
+        name = f"{SHARDS}/{k:06d}"
+        if self.settings.format != "png":
+            return [f"{name}.{self.settings.format}"]
+        names = [f"{name}/{i:09d}.png" for i in self.rows(k) if i not in nonfinite]
+        return [*names, f"{name}/metadata.csv"] if labelled else names
+
+    def encode(self, k: int, samples: Samples, nonfinite: Collection[int]) -> dict[str, bytes]:
+        """The content of each of its files."""
+        x, labels, rows = samples.x, samples.labels, self.rows(k)
+        names = self.files(k, labels is not None, nonfinite)
+        if self.settings.format == "png":
+            kept = [i for i, row in enumerate(rows) if row not in nonfinite]
+            contents = [sheet_bytes(x[i : i + 1], columns=1, gap=0, zoom=1) for i in kept]
+            if labels is not None:
+                lines = (f"{rows[i]:09d}.png,{labels[i]}\n" for i in kept)
+                contents.append("".join(["file_name,label\n", *lines]).encode())
+            return dict(zip(names, contents, strict=True))
+        arrays = {"x": x.numpy(), "index": np.array(rows)} | ({} if labels is None else {"labels": labels.numpy()})
+        if self.settings.format == "safetensors":
+            return {names[0]: safetensors.numpy.save(arrays)}
+        np.savez(stream := io.BytesIO(), **arrays)  # type: ignore[arg-type]
+        return {names[0]: stream.getvalue()}
+
+    def finish(self, folder: Path, k: int, samples: Samples, batch: int, versions: dict[str, str]) -> None:
+        """Write shard k: its files first, its record last, each atomically and synced to the disk."""
+        rows, lost = self.rows(k), nonfinite_rows(samples.x).tolist()
+        nonfinite = [row for row, is_lost in zip(rows, lost, strict=True) if is_lost]
+        contents = self.encode(k, samples, set(nonfinite))
+        sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+        how: dict[str, Any] = {"status": dict(samples.status), "versions": versions, "nonfinite": nonfinite}
+        record = Record(first=rows.start, count=len(rows), batch=batch, files=sums, job=self.digest, **how)
+        write(folder, contents)
+        for name in self.files(k, False):  # an older PNG of a sample that is not finite
+            if name not in contents:
+                _refuse_link((folder / name).parent)
+                (folder / name).unlink(missing_ok=True)
+        write(folder, {RECORD.format(k): (json.dumps(asdict(record), indent=1) + "\n").encode()})
+
+    def record(self, folder: Path, k: int) -> Record | None:
+        """The record of shard k, if it is there, of this job, and agrees with itself."""
+        found, rows = Record.load(folder / RECORD.format(k)), self.rows(k)
+        if found is None:
+            return None
+        try:
+            lost = set(found.nonfinite)
+            fits = (
+                (found.job, found.first, found.count) == (self.digest, rows.start, len(rows))
+                and found.batch > 0
+                and found.status.keys() <= Status.__members__.keys()
+                and sum(found.status.values()) == found.count
+                and lost <= set(rows)
+                and found.status.get("NONFINITE", 0) == len(lost) == len(found.nonfinite)
+                and list(found.files) in (self.files(k, False, lost), self.files(k, True, lost))
+            )
+        except (TypeError, AttributeError):
+            return None
+        return found if fits else None
+
+    def holds(self, folder: Path, k: int, record: Record) -> bool:
+        """Whether the files of shard k are the recorded ones, and no others are there."""
+        others = (folder / name for name in self.files(k, False) if name not in record.files)
+        try:
+            intact = all(_digest(folder / name) == value for name, value in record.files.items())
+        except OSError:
+            return False
+        return intact and not any(map(os.path.lexists, others))
 
     def to_doc(self) -> dict[str, Any]:
         """Plain data, without the plan's notes."""
         return asdict(self) | {"plan": json.loads(Plan(self.plan.methods).to_json())}
 
-    def record(self, folder: Path, number: int) -> Record | None:
-        """The record of shard `number`, if there is one."""
-        shard = self.part(number)
-        return Record.load(folder / shard.record, shard)
-
     def signed(self) -> Job:
-        """The job with its digest, which is equal for jobs that make the same shards with equal versions.
-
-        It is computed once and stored, so that a later version may write plans in another format.
-        """
+        """The job with its digest, which is equal for jobs that make the same shards with equal versions."""
         doc, became = self.to_doc(), ("tol", "init", "max_memory")  # what they became counts
         asked = {k: v for k, v in doc["settings"].items() if k not in became}
         made = {k: doc[k] for k in ("plan", "batch", "shard", "weights", "dtype")}
@@ -264,9 +221,10 @@ class Job:
 
     def compare(self, other: Settings, flow: Flow, folder: Path) -> None:
         """Raise if the settings or the model differ from this job's; warn if the versions do."""
-        mine, its = ({**asdict(s), "plan": s.given_plan(flow), "max_memory": 0} for s in (self.settings, other))
+        mine, its = self.settings.compared(flow), other.compared(flow)
         its |= {k: mine[k] for k in ("batch", "shard") if its[k] == getattr(self, k)}  # what "auto" became
-        if changed := [f"{k} {_say(k, mine[k])}, now {_say(k, its[k])}" for k in mine if mine[k] != its[k]]:
+        keys = [k for k in mine if mine[k] != its[k]]
+        if changed := [f"{k} {shorten(str(mine[k]), 40)}, now {shorten(str(its[k]), 40)}" for k in keys]:
             what = f"{folder} holds a job with other settings ({'; '.join(changed)})"
             raise JobError(f"{what}: use those, or begin in a new --out")
         if fingerprint(flow) != self.weights:
@@ -299,7 +257,27 @@ def _checksum(doc: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(doc, sort_keys=True).encode()).hexdigest()
 
 
-def _say(name: str, value: Any) -> str:
-    """A setting, shortened: plans are long."""
-    text = "auto" if name in ("batch", "shard") and not value else str(value)
-    return text if len(text) < 40 else f"{text[:36]} ..."
+def write(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write files into `folder`. None is ever seen half-written."""
+    places = {(folder / name).parent for name in contents}
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+        _refuse_link(place)
+    for name, data in contents.items():
+        write_bytes(folder / name, data, partial=folder / PARTIAL)
+    for place in places | {place.parent for place in places}:
+        sync(place)
+
+
+def _refuse_link(place: Path) -> None:
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, f"{place} is a link, and a job writes into its own folder only")
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a plain file; OSError for links, pipes and devices."""
+    _refuse_link(path.parent)
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file")
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
 import time
 from collections import Counter
@@ -24,7 +23,7 @@ from jacobiflow.core.results import STATUSES
 from jacobiflow.core.tables import counted
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
-from jacobiflow.jobs.manifest import FILE, PARTIAL, RECORDS, SHARDS, Job, Record, fingerprint, finish, versions
+from jacobiflow.jobs.manifest import FILE, PARTIAL, RECORD, RECORDS, SHARDS, Job, Record, fingerprint, versions
 from jacobiflow.jobs.sampling import JobError, Settings, draw, find_batch, find_shard, sample_bytes
 
 SUMS = "SHA256SUMS"
@@ -56,20 +55,15 @@ class Outcome:
 
 
 def run(model: str, folder: Path, device: torch.device, ask: Ask, report: Callable[[str], None]) -> Outcome | None:
-    """Start or resume the job in `folder` and finish it; None on all processes but the first.
-
-    report: is called with lines for people.
-    """
+    """Start or resume the job in `folder` and finish it, told by `report`; None on all processes but the first."""
     world = World.from_environment()
-    try:
-        with ExitStack() as locks:
-            job, flow = start(model, folder, world.device(device), ask, world, locks)
-            if world.leader:
-                _announce(job, folder, device.type, world, report)
-            made = _make_missing(job, flow, folder, world)
-            return _close(job, folder, made) if world.leader else None
-    finally:
-        leave_process_group()
+    with ExitStack() as stack:
+        stack.callback(leave_process_group)
+        job, flow = start(model, folder, world.device(device), ask, world, stack)
+        if world.leader:
+            _announce(job, folder, device.type, world, report)
+        made = _make_missing(job, flow, folder, world)
+        return _close(job, folder, made) if world.leader else None
 
 
 def _announce(job: Job, folder: Path, device: str, world: World, report: Callable[[str], None]) -> None:
@@ -87,9 +81,9 @@ def _announce(job: Job, folder: Path, device: str, world: World, report: Callabl
 
 
 def start(
-    model: str, folder: Path, device: torch.device, ask: Ask, world: World, locks: ExitStack
+    model: str, folder: Path, device: torch.device, ask: Ask, world: World, stack: ExitStack
 ) -> tuple[Job, Flow]:
-    """The job in `folder`, new or resumed, and its flow; `locks` keeps the folder locked."""
+    """The job in `folder`, new or resumed, and its flow; `stack` keeps the folder locked."""
     flows: list[Flow] = []
 
     def lead() -> tuple[Job, float]:
@@ -100,16 +94,15 @@ def start(
         asked.check(flow)  # mistakes of the user are found before a folder is made
         with write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = locks.enter_context(Lock(folder))
+            lock = stack.enter_context(Lock(folder))
             lock.exclusive()
             clear(folder)
-            old = Job.load(folder)
-            if old is not None:
+            if old := Job.load(folder):
                 old.compare(asked, flow, folder)
             job = old or _new_job(model, flow, asked, world)
-            _refuse_other_shards(job, folder, new=old is None)
+            _refuse_other_shards(job, folder, new=not old)
             _require_disk(job, flow, folder)
-            if old is None:
+            if not old:
                 job.save(folder)
             lock.shared()
         return job, asked.max_memory
@@ -119,8 +112,8 @@ def start(
         flows.append(load(model, revision=job.revision, device=device))
         if fingerprint(flows[0]) != job.weights:
             raise JobError(f"{model} is another model here than where the first process runs")
-        locks.enter_context(Lock(folder)).shared()
-    locks.enter_context(memory_limit(gigabytes))  # what does not fit is decoded in parts
+        stack.enter_context(Lock(folder)).shared()
+    stack.enter_context(memory_limit(gigabytes))  # what does not fit is decoded in parts
     return job, flows[0]
 
 
@@ -161,12 +154,12 @@ def _refuse_other_shards(job: Job, folder: Path, *, new: bool) -> None:
     new: there was no manifest, so each file needs a record of this job. Else damaged files are made again.
     """
     for path in sorted(p for place in (RECORDS, SHARDS) for p in (folder / place).glob("[!.]*")):
-        number = int(path.stem) if re.fullmatch("[0-9]{6,10}", path.stem) else job.count
-        if new and (number >= job.count or job.record(folder, number) is None):
+        number = int(path.stem) if path.stem.isdecimal() else job.count  # which has no record
+        if new and job.record(folder, number) is None:
             wrong = f"{folder} has no {FILE}, and {path.relative_to(folder)} is not of this job"
             raise JobError(f"{wrong}: restore the {FILE} of its job, or use a new --out")
         record = Record.load(path) if path.parent.name == RECORDS else None
-        if record is not None and record.job != job.digest:
+        if record and record.job != job.digest:
             raise JobError(f"{path} is of another job: move it away with its shard, or use a new --out")
 
 
@@ -183,14 +176,14 @@ def _require_disk(job: Job, flow: Flow, folder: Path) -> None:
 def _make_missing(job: Job, flow: Flow, folder: Path, world: World) -> int:
     """Make all shards that are missing or damaged; how many they are, over all processes."""
     torch.set_num_threads(job.settings.threads)
-    group, shown = world.patient_group(), {"total": job.settings.n, "initial": job.finished(folder)}
-    bar = progress_bar(unit="sample", smoothing=0, disable=not world.leader, **shown)
+    group, done = world.patient_group(), job.finished(folder)
+    bar = progress_bar(total=job.settings.n, initial=done, unit="sample", smoothing=0, disable=not world.leader)
     with StopKey() as stop, bar:
         missing, looked = list[tuple[int, int]](), time.monotonic()
         for number in range(world.rank, job.count, world.size):
-            shard, record = job.part(number), job.record(folder, number)
-            if record is None or not record.holds(folder, shard):
-                (folder / shard.record).unlink(missing_ok=True)
+            record = job.record(folder, number)
+            if record is None or not job.holds(folder, number, record):
+                (folder / RECORD.format(number)).unlink(missing_ok=True)
                 missing.append((number, record.batch if record else job.batch))
             _stop_if_pressed(stop, job, folder, world)
         todo = sorted(pair for part in world.gather(missing, group) for pair in part)
@@ -205,30 +198,28 @@ def _make_missing(job: Job, flow: Flow, folder: Path, world: World) -> int:
 
 
 def _stop_if_pressed(stop: StopKey, job: Job, folder: Path, world: World) -> None:
-    if stop.pressed and not world.leader:
-        raise SystemExit(0)
     if stop.pressed:
         done = f"{job.finished(folder):,} of {job.settings.n:,} samples"
-        raise JobError(f"stopped with {done} in {folder}: rerun the command to resume")
+        error = JobError(f"stopped with {done} in {folder}: rerun the command to resume")
+        raise error if world.leader else SystemExit(0)
 
 
 def _make(job: Job, flow: Flow, folder: Path, number: int, batch: int) -> None:
     """Decode and write one shard, in smaller batches if memory runs out."""
-    shard = job.part(number)
+    rows = job.rows(number)
     while True:
         try:
-            samples = draw(job.settings, job.plan, flow, shard.rows, batch)
+            samples = draw(job.settings, job.plan, flow, rows, batch)
             break
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
             if batch == 1:
-                raise JobError(f"out of memory at sample {shard.rows.start}, even in batches of one") from None
+                raise JobError(f"out of memory at sample {rows.start}, even in batches of one") from None
         batch = -(-batch // 2)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # nothing happens on a CPU
     with write_errors(folder):
-        finish(folder, shard, samples, batch, versions(next(flow.parameters()).device))
+        job.finish(folder, number, samples, batch, versions(next(flow.parameters()).device))
 
 
 def _close(job: Job, folder: Path, made: int) -> Outcome:

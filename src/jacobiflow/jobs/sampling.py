@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -86,9 +86,11 @@ class Settings:
         asked = {"tol": self.tol, "init": self.init, "max_deviation": self.max_deviation, "backend": self.backend}
         return flow.plan(self.plan, n=batch, guidance=self.guidance_options, **asked)
 
-    def given_plan(self, flow: Flow) -> Any:
-        """The plan as settings are compared: a name, or the methods of a file."""
-        return self.resolve_plan(flow, 1).methods if self.plan.startswith("{") else self.plan
+    def compared(self, flow: Flow) -> dict[str, Any]:
+        """What another job would differ in: of a plan from a file its methods, and no memory limit."""
+        plan = self.resolve_plan(flow, 1).methods if self.plan.startswith("{") else self.plan
+        found = asdict(self) | {"plan": plan, "batch": self.batch or "auto", "shard": self.shard or "auto"}
+        return {name: value for name, value in found.items() if name != "max_memory"}
 
 
 def labels_in_turn(labels: Sequence[int], rows: range) -> Tensor | None:
@@ -135,8 +137,7 @@ def find_batch(flow: Flow, settings: Settings, near: int) -> int:
 
     near: how many processes share this machine's memory.
     """
-    device = next(flow.parameters()).device
-    count = min(PROBE_SAMPLES, settings.n)
+    device, count = next(flow.parameters()).device, min(PROBE_SAMPLES, settings.n)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory() / near
     if settings.max_memory and device.type == "cpu":
         free = min(free, settings.max_memory * BILLION - used_memory())
@@ -147,8 +148,8 @@ def find_batch(flow: Flow, settings: Settings, near: int) -> int:
             raise
         fits = 0.0
     if fits < 1:
-        wrong = f"a sample needs more memory to decode than is free ({free / 1e9:.1f} GB)"
-        raise JobError(f"{wrong}: use a larger machine, raise --max-memory, or set --batch")
+        advice = "use a larger machine, raise --max-memory, or set --batch"
+        raise JobError(f"a sample needs more memory to decode than is free ({free / 1e9:.1f} GB): {advice}")
     return int(2 ** math.floor(math.log2(min(fits, MAX_BATCH))))
 
 
