@@ -12,7 +12,7 @@ from torch import Tensor
 import jacobiflow as jf
 from jacobiflow.core.method import UNITS, Unit
 from jacobiflow.core.stopping import ROUNDING, backends_know, changes, judge
-from jacobiflow.kernels.torch_reference import TorchEngine
+from jacobiflow.kernels.backend import TorchEngine
 
 EPS = torch.finfo(torch.float64).eps
 HUGE = torch.finfo(torch.float64).max

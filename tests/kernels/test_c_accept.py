@@ -14,7 +14,7 @@ from jacobiflow.core import rows as reference
 from jacobiflow.core import stopping
 from jacobiflow.core.block import NoCache
 from jacobiflow.core.rows import Rows
-from jacobiflow.kernels import build, c_accept
+from jacobiflow.kernels import build, c_engine
 
 N, LENGTH = 40, 23
 
@@ -61,7 +61,7 @@ def test_c_accepts_what_the_rule_accepts(unit: Any, width: int | None, spoiled: 
         window = ours.window(ours.look())
         seen = window.take(ours.x)
         new, slope = swept(draw, seen, spoiled=spoiled), torch.randn(seen.shape, generator=draw)
-        got = c_accept.accept(ours, window, new, slope, method)
+        got = c_engine.accept(ours, window, new, slope, method)
         want = reference.accept(theirs, window, new, slope, method)
         assert got.look == want.look
         assert torch.equal(got.overflows_here, want.overflows_here)
@@ -81,7 +81,7 @@ def test_c_accepts_what_the_rule_accepts(unit: Any, width: int | None, spoiled: 
 
 def test_another_rule_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A method that backends do not know is judged by `judge`, whatever the backend."""
-    monkeypatch.setattr(c_accept, "backends_know", lambda method: False)
+    monkeypatch.setattr(c_engine, "backends_know", lambda method: False)
     draw = torch.Generator().manual_seed(0)
     rows = random_rows(draw, 1, LENGTH)
     calls = []
@@ -89,5 +89,5 @@ def test_another_rule_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "judge", lambda *a: calls.append(1) or judge(*a))
     window = rows.window(rows.look())
     seen = window.take(rows.x)
-    c_accept.accept(rows, window, seen + 1, seen, jf.Method(tol=0.1))
+    c_engine.accept(rows, window, seen + 1, seen, jf.Method(tol=0.1))
     assert calls == [1]

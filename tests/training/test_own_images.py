@@ -12,7 +12,8 @@ from PIL import Image
 
 import jacobiflow as jf
 from jacobiflow.cli.main import main
-from jacobiflow.data.sources import DataConfig, DataError, survey
+from jacobiflow.data.config import DataConfig, DataError
+from jacobiflow.data.sources import survey
 from jacobiflow.training.recipe import recipe_for, said_of_images
 
 CPU = torch.device("cpu")

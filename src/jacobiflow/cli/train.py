@@ -13,7 +13,8 @@ import tyro
 from jacobiflow.cli.options import Device, Switch, parse, pick_device
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.tables import listing
-from jacobiflow.data.sources import DataConfig, survey
+from jacobiflow.data.config import DataConfig
+from jacobiflow.data.sources import survey
 from jacobiflow.training.log import last
 from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_for, recipe_names
 from jacobiflow.training.train import train

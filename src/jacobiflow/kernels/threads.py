@@ -30,10 +30,10 @@ def torch_single_threaded(like: Tensor) -> Iterator[None]:
 
     Torch's other threads wait for work by spinning, which takes the processor from those of the C functions.
     """
-    count, float32 = torch.get_num_threads(), like.device.type == "cpu" and like.dtype == torch.float32
-    small = float32 and like.numel() <= SMALL_NUMEL and not torch.is_autocast_enabled("cpu")
-    with_c = count > 1 and small and not torch.is_grad_enabled() and library() is not None
-    pool = openmp() if with_c else None
+    small = like.is_cpu and like.dtype == torch.float32 and like.numel() <= SMALL_NUMEL
+    plain = small and not torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()
+    count = torch.get_num_threads()
+    pool = openmp() if count > 1 and plain and library() is not None else None
     if pool is None:
         yield
         return
@@ -48,10 +48,9 @@ def torch_single_threaded(like: Tensor) -> Iterator[None]:
 
 @cache
 def openmp() -> ctypes.CDLL | None:
-    """The thread pool of torch's operators, if it can be found.
+    """The thread pool of torch's operators, if it can be found. Its setting is the calling thread's own.
 
-    Its setting is the calling thread's own. `torch.set_num_threads` would also set what every thread
-    that is born meanwhile takes for good.
+    `torch.set_num_threads` would also set what every thread that is born meanwhile takes for good.
     """
     for name in (None, torch._C.__file__):  # what the process has loaded, else what torch is linked with
         with suppress(OSError, AttributeError):

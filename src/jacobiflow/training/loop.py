@@ -26,7 +26,7 @@ from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import Lock, StopKey, World, peers
 from jacobiflow.core.progress import note
 from jacobiflow.core.results import JacobiflowError
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from jacobiflow.data.transforms import Batch, prepare
 from jacobiflow.flows.checkpoint import document
 from jacobiflow.flows.flow import Flow

@@ -15,7 +15,8 @@ from jacobiflow.core.files import read_text
 from jacobiflow.core.records import RecordError, build
 from jacobiflow.core.rows import Noise
 from jacobiflow.core.tables import did_you_mean
-from jacobiflow.data.sources import DataConfig, DataError, Survey, survey
+from jacobiflow.data.config import DataConfig, DataError
+from jacobiflow.data.sources import Survey, survey
 from jacobiflow.flows.families import family_of, find_family, recipe_files
 from jacobiflow.flows.tarflow import TarFlowConfig
 

@@ -12,7 +12,8 @@ import torch
 from jacobiflow.core.processes import World
 from jacobiflow.core.progress import note
 from jacobiflow.core.rows import Noise
-from jacobiflow.data.sources import Images, Survey, load_images, survey
+from jacobiflow.data.decoding import Images
+from jacobiflow.data.sources import Survey, load_images, survey
 from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.families import family_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import jacobiflow as jf
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from jacobiflow_lab import metrics
 from jacobiflow_lab.metrics import MetricError, evaluate, evaluate_pictures, paired_distance, reconstruct
 from jacobiflow_lab.metrics.likelihood import noise_of

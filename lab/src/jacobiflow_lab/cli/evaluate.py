@@ -30,7 +30,9 @@ from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.progress import note, progress_bar
 from jacobiflow.core.results import Decoded
 from jacobiflow.core.tables import did_you_mean, table
-from jacobiflow.data.sources import DataConfig, Images, Survey, load_images, survey
+from jacobiflow.data.config import DataConfig
+from jacobiflow.data.decoding import Images
+from jacobiflow.data.sources import Survey, load_images, survey
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.lattice import evaluation as ising

@@ -15,7 +15,7 @@ import jacobiflow
 from jacobiflow.core.method import Plan
 from jacobiflow.core.processes import World
 from jacobiflow.core.rows import Noise
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow_lab.metrics.distributed_map import DistributedMap, Progress
