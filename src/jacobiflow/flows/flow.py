@@ -59,7 +59,13 @@ class Flow(nn.Module, ABC):
     default_deviation: ClassVar[float] = 1e-4  # from exact, that plan="auto" may cost
     trains_on_noise: ClassVar[bool] = False  # `training_loss` takes noise; there is no training data
     config: Any
+    data_shape: tuple[int, ...]  # of one x
+    latent_shape: tuple[int, ...]  # of one z
     blocks: nn.ModuleList
+    num_classes: int = 0  # how many labels the flow knows; 0: it takes none
+    class_names: tuple[str, ...] = ()  # () if they are not known
+    noise_std: float = 0.0  # of the Gaussian noise of training, which `denoise` removes
+    context_features: int = 0  # how many numbers of context a row needs; 0: it takes none
     revision: str | None = None  # the commit of the hub that this flow was loaded from
     calibration: Calibration | None = None  # first guesses, bound to the weights that they were fitted for
     profile: Profile | None = None  # how fast sweeps converge, bound to weights too
@@ -74,16 +80,6 @@ class Flow(nn.Module, ABC):
         self._probed: set[Any] = set()  # settings with a tol by hand whose residual was looked at
 
     # What a family defines
-
-    @property
-    @abstractmethod
-    def data_shape(self) -> tuple[int, ...]:
-        """The shape of one x."""
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        """The shape of one z."""
-        return self.data_shape
 
     @abstractmethod
     def to_sequence(self, x: Tensor) -> Tensor:
@@ -108,26 +104,6 @@ class Flow(nn.Module, ABC):
     def prior_var(self) -> Tensor | None:
         """Variance of the latent before it is standardised, [T, D]; None is 1."""
         return None
-
-    @property
-    def num_classes(self) -> int:
-        """How many labels the flow knows; 0: it takes none."""
-        return 0
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of the classes; () if they are not known."""
-        return ()
-
-    @property
-    def noise_std(self) -> float:
-        """The standard deviation of the Gaussian noise of training, which `denoise` removes; 0: none."""
-        return 0.0
-
-    @property
-    def context_features(self) -> int:
-        """How many numbers of context a row needs; 0: it takes none."""
-        return 0
 
     def selective(self, tol: float, init: Init | None) -> Plan:
         """The family's own rule of what to sweep."""

@@ -135,6 +135,8 @@ class MAF(Flow):
 
     def __init__(self, config: MAFConfig) -> None:
         super().__init__(config)
+        self.data_shape = self.latent_shape = (config.features,)
+        self.context_features = config.context
         self.bijector = config.bijector()
         orders = config.orders()
         self.blocks = nn.ModuleList(map(self.network, orders))
@@ -151,14 +153,6 @@ class MAF(Flow):
     def network(self, order: Tensor) -> nn.Module:
         """The network of a block that takes the features in this order; its `bind` makes a conditioner."""
         return MaskedMLP(self.config)
-
-    @property
-    def data_shape(self) -> tuple[int, ...]:
-        return (self.config.features,)
-
-    @property
-    def context_features(self) -> int:
-        return self.config.context
 
     def selective(self, tol: float, init: Init | None) -> Plan:
         """Sweeps everywhere: a masked MLP gains in every block."""

@@ -157,30 +157,13 @@ class TarFlow(Flow):
 
     def __init__(self, config: TarFlowConfig) -> None:
         super().__init__(config)
+        self.data_shape = (config.image_channels, config.image_size, config.image_size)
+        self.latent_shape = (config.length, config.dim)
+        self.num_classes, self.class_names = config.num_classes, config.class_names
+        self.noise_std = config.noise_std
         self.blocks = nn.ModuleList(PatchBlock(config) for _ in range(config.blocks))
         self.register_buffer("var", torch.ones(config.length, config.dim))
         self.register_buffer("backwards", torch.arange(config.length).flip(0), persistent=False)
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        return (self.config.length, self.config.dim)
-
-    @property
-    def data_shape(self) -> tuple[int, ...]:
-        c = self.config
-        return (c.image_channels, c.image_size, c.image_size)
-
-    @property
-    def num_classes(self) -> int:
-        return self.config.num_classes
-
-    @property
-    def noise_std(self) -> float:
-        return self.config.noise_std
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.config.class_names
 
     def to_sequence(self, x: Tensor) -> Tensor:
         """Patches row by row; inside a patch channel, row, column."""
