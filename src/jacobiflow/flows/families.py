@@ -6,7 +6,7 @@ A distribution registers a subclass of `Flow` under its family's name in the ent
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import EntryPoints, entry_points
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -49,7 +49,7 @@ def loads_as_itself(kind: type[Flow]) -> bool:
 
 def family_of(config: Any) -> type[Any]:
     """The family whose flows have configs of this type."""
-    families: Iterator[type[Flow]] = chain(OWN.values(), (entry.load() for entry in registered()))
+    families = chain(OWN.values(), (entry.load() for entry in registered()))
     return next(family for family in families if family.config_type is type(config))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -112,8 +112,7 @@ class Flow(nn.Module, ABC):
     def training_loss(self, x: Tensor, labels: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
         """The loss of a batch in nats per dimension, and the mean of z^2 over the batch.
 
-        Default: the mean negative log-likelihood of data x. Where `trains_on_noise`, x is noise z.
-        tol: tolerance of sweeps, for a loss that decodes.
+        Default: the mean negative log-likelihood of data x. tol: of sweeps, for a loss that decodes.
         """
         enc = self.encode(x, labels)
         loss = -(standard_normal(enc.z) + enc.log_det).mean() / math.prod(self.data_shape)
@@ -138,16 +137,17 @@ class Flow(nn.Module, ABC):
         return Encoded(z=seq.reshape(len(x), *self.latent_shape), log_det=log_det)
 
     def _encode(self, seq: Tensor, condition: Tensor | None, guidance: Guidance) -> tuple[Tensor, Tensor]:
-        log_det = seq.new_zeros(len(seq)) - self.data_log_det()
+        log_det, var = seq.new_zeros(len(seq)) - self._fixed_log_det(), self.prior_var()
         for k in range(len(self.blocks)):
             block = bind(*self.bind(k, len(seq), condition, guidance), self.order(k), "torch")
             seq, slope = block.forward(seq)
             log_det = log_det + slope
+        return seq if var is None else seq * var.rsqrt(), log_det
+
+    def _fixed_log_det(self) -> Tensor | float:
+        """log |dx/dz| of all but the blocks."""
         var = self.prior_var()
-        if var is not None:
-            seq = seq * var.rsqrt()
-            log_det = log_det - 0.5 * var.log().sum()
-        return seq, log_det
+        return self.data_log_det() + (0.0 if var is None else 0.5 * var.log().sum())
 
     def log_prob(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Tensor:
         """log p(x) [N] in nats: log N(z; 0, I) + log |dz/dx|."""
@@ -155,13 +155,8 @@ class Flow(nn.Module, ABC):
         return standard_normal(enc.z) + enc.log_det
 
     def bits_per_dim(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Tensor:
-        """-log2 p(x) / dims(x), [N].
-
-        This is the density of x itself. For x = (pixel + u) / 128 - 1, pixels of 0 .. 255, the
-        bits per dimension of the pixels are 7 more.
-        """
-        dims = math.prod(self.data_shape)
-        return -self.log_prob(x, labels, context=context) / (dims * math.log(2))
+        """-log2 p(x) / dims(x), [N]. For x = (pixel + u) / 128 - 1, those of pixels of 0 .. 255 are 7 more."""
+        return -self.log_prob(x, labels, context=context) / (math.prod(self.data_shape) * math.log(2))
 
     # Sampling
 
@@ -210,43 +205,41 @@ class Flow(nn.Module, ABC):
     ) -> Decoded:
         """x with encode(x).z = z, as exact as the plan asks.
 
-        plan: "auto" (the default: the fastest for this machine and batch that stays within `max_deviation`),
-            "sequential" (exact), "uniform" (sweeps in every block), "selective" (the family's rule), a Plan,
-            or the path of one. tol and init belong to "uniform" and "selective"; without a plan they mean
-            "selective". `stats.plan` says what ran.
+        plan: "auto" (default: the fastest for this machine and batch within `max_deviation`), "sequential" (exact),
+            "uniform" (sweeps in every block), "selective" (the family's rule), a Plan, or the path of one. tol and
+            init belong to "uniform" and "selective", and mean the latter without a plan. `stats.plan` says what ran.
         max_deviation: the largest |x - exact| that "auto" may cost, as measured by the flow's convergence
             profile. Default: 0.05 for TarFlow; 1e-4 standard deviations for MAF and NSF.
         check: encode the answer and record |encode(x) - z| of each sample in stats.residual. A sample that ended EXACT
             is reported as CONVERGED, with a warning, if its residual exceeds sqrt(eps) * max(1, |z|) anywhere.
         on_failure, cache: see `jacobiflow.core.decode.decode`.
-        backend: "torch", "c" or "compile"; None is the first of "c" and "torch" that supports the flow. "compile" lets
-            torch compile the network of a TarFlow, once per number of samples and width: it pays on CUDA, or where
+        backend: "torch", "c" or "compile"; None is the first of "c" and "torch" that supports the flow. "compile"
+            compiles the network of a TarFlow, once per number of samples and width: it pays on CUDA, or where
             there is no C compiler and many batches follow. `stats.backend` says what ran.
         differentiable: x and log_det carry gradients to z, weights and context (first derivatives, by the implicit
             function theorem). A loose tol biases them, so that named plans then default to a tight one.
-        watch: called after every sweep with a `Sweep`, its x in the order of the data, so that
-            `from_sequence` makes a picture of it.
-        warn: give one RuntimeWarning if samples are not finite, with their number and what to do, and one per
-            setting if the given tol leaves large residuals. False is for callers that look at `stats`.
+        watch: called after every sweep with a `Sweep`, its x in the order of the data, as `from_sequence` takes it.
+        warn: give one RuntimeWarning if samples are not finite, and one per setting if the given tol leaves large
+            residuals. False is for callers that look at `stats`.
         """
         arguments.tensor("z", z, next(self.parameters()), self.latent_shape)
         arguments.switches(check=check, cache=cache, differentiable=differentiable, warn=warn)
-        name, used = plan, tol
+        used = tol
         if differentiable and tol is None and (plan is None or (isinstance(plan, str) and plan in SWEPT)):
-            name, used = plan or "selective", GRADIENT_TOL[z.dtype]
+            plan, used = plan or "selective", GRADIENT_TOL[z.dtype]
         guide = Guidance.of(guidance)
         setting: dict[str, Any] = {"context": context, "guidance": guide, "backend": backend}
 
         def run(_: object) -> Decoded:
             self.refuse_nonfinite()
             condition = self._condition(len(z), labels, context)
-            methods = self.plan(name, tol=used, init=init, max_deviation=max_deviation, n=len(z), **setting)
+            methods = self.plan(plan, tol=used, init=init, max_deviation=max_deviation, n=len(z), **setting)
             began = time.perf_counter()
             with torch.set_grad_enabled(bool(differentiable) and torch.is_grad_enabled()), torch_single_threaded(z):
-                bound = self.bound_blocks(len(z), labels=labels, **setting)
+                blocks = self.bound_blocks(len(z), labels=labels, **setting)
                 guide.refuse_idle(labels)
                 solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
-                seq, log_det, stats = self._decode(z, methods, bound, solve)
+                seq, log_det, stats = self._decode(z, zip(methods, blocks, strict=True), solve)
                 x = self.from_sequence(seq)
             seconds, residual = time.perf_counter() - began, None
             if check:
@@ -265,14 +258,10 @@ class Flow(nn.Module, ABC):
         return self._memo.solve(self._groups(), self._seen_finite, run)  # reads the weights once, beside its work
 
     def _decode(
-        self, z: Tensor, plan: Plan, blocks: list[Block], solve: Callable[..., Decoded]
+        self, z: Tensor, steps: Iterable[tuple[Method, Block]], solve: Callable[..., Decoded]
     ) -> tuple[Tensor, Tensor, tuple[BlockStats, ...]]:
-        seq, log_det = self.to_prior(z), z.new_zeros(len(z)) + self.data_log_det()
-        var = self.prior_var()
-        if var is not None:
-            log_det = log_det + 0.5 * var.log().sum()
-        stats = []
-        for i, (method, block) in enumerate(zip(plan, blocks, strict=True)):
+        seq, log_det, stats = self.to_prior(z), z.new_zeros(len(z)) + self._fixed_log_det(), []
+        for i, (method, block) in enumerate(steps):
             out = solve(block, seq, method, number=i)
             x, slope = out.x, out.log_det
             if torch.is_grad_enabled():
@@ -350,8 +339,7 @@ class Flow(nn.Module, ABC):
     def fingerprint(self) -> str:
         """Identifies config and weights; the same for every dtype and device.
 
-        Fields of the config at their default do not count, so that a new field changes no fingerprint. The
-        noise of training does not count either: decoding does not depend on it.
+        Fields of the config at their default do not count: a new field changes no fingerprint.
         """
         known = self.refuse_nonfinite()
         if "fingerprint" not in known:
@@ -429,13 +417,7 @@ class Flow(nn.Module, ABC):
             (grad,) = torch.autograd.grad(self.log_prob(x, labels).sum(), x)
         return x.detach() + self.noise_std**2 * grad
 
-    def plan(self, plan: str | Path | Plan | None = None, **options: Any) -> Plan:
-        """The Plan that a name, a path, a Plan or None stands for.
-
-        options: tol, init, max_deviation; for "auto" also n, how many samples are decoded at once, and their
-        context, guidance and backend.
-        """
-        return resolve_plan(self, plan, **options)
+    plan = resolve_plan
 
     # Guards
 

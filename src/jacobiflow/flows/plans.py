@@ -25,7 +25,7 @@ SWEPT = ("uniform", "selective")  # the names that take tol and init
 
 def resolve_plan(
     flow: Flow,
-    plan: str | Path | Plan | None,
+    plan: str | Path | Plan | None = None,
     *,
     tol: float | None = None,
     init: Init | None = None,
@@ -35,9 +35,10 @@ def resolve_plan(
     guidance: float | Guidance | None = None,
     backend: Backend | None = None,
 ) -> Plan:
-    """The Plan for n samples at once, with every default spelled out.
+    """The Plan that a name, a path, a Plan or None stands for, with every default spelled out.
 
-    None is "auto", or "selective" with `tol` or `init`. n, context, guidance and backend are for "auto".
+    None is "auto", or "selective" with `tol` or `init`. n (how many samples are decoded at once), context, guidance
+    and backend are for "auto".
     """
     if plan is None:
         plan = "auto" if tol is None and init is None else "selective"
@@ -57,19 +58,14 @@ def resolve_plan(
         found = auto_plan(flow, n, max_deviation=max_deviation, context=context, guidance=guidance, backend=backend)
     elif plan == "sequential":
         found = Plan.sequential(len(flow.blocks))
+    elif isinstance(plan, str) and not plan.endswith(".json") and not os.path.exists(plan):
+        known, hint = ", ".join(PLANS), did_you_mean(plan, PLANS)
+        raise PlanError(f"no plan is called {short(plan)}{hint}: use {known}, a jf.Plan or a JSON file")
     else:
-        found = plan if isinstance(plan, Plan) else Plan.load(_path(plan))
+        found = plan if isinstance(plan, Plan) else Plan.load(plan)
     if len(found) != len(flow.blocks):
         raise PlanError(f"the plan has {len(found)} methods, the flow {len(flow.blocks)} blocks")
     if any(m.init == "calibrated" for m in found) and flow.guesses() is None:
-        recall(flow)  # `tune` keeps them in the cache folder
-    needs_guesses = any(m.init is None or m.init == "calibrated" for m in found if m.width != 1)
+        recall(flow)
+    needs_guesses = any(m.init in (None, "calibrated") for m in found if m.width != 1)
     return found.resolved(flow.default_unit, calibrated=needs_guesses and flow.guesses() is not None)
-
-
-def _path(plan: str | Path) -> Path:
-    path = Path(plan)
-    if isinstance(plan, str) and path.suffix != ".json" and not os.path.exists(path):
-        known, hint = ", ".join(PLANS), did_you_mean(plan, PLANS)
-        raise PlanError(f"no plan is called {short(plan)}{hint}: use {known}, a jf.Plan or a JSON file")
-    return path
