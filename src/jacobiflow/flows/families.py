@@ -49,7 +49,7 @@ def loads_as_itself(kind: type[Flow]) -> bool:
 
 def family_of(config: Any) -> type[Any]:
     """The family whose flows have configs of this type."""
-    families = chain(OWN.values(), (entry.load() for entry in registered()))
+    families = chain[type[Flow]](OWN.values(), (entry.load() for entry in registered()))
     return next(family for family in families if family.config_type is type(config))
 
 
