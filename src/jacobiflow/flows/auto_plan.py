@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from jacobiflow.flows.flow import Flow
 
 MARGIN = 0.8  # share of the bound that is used: noise to come may deviate more than the noise measured
-GAIN = 0.9  # share of sequential decoding's predicted time that a plan must keep to, to replace it: predictions
-# near a tie differ between runs. A larger margin could leave auto below 0.9x of the best named plan.
+GAIN = 0.9  # share of sequential decoding's predicted time that a plan must keep to: near a tie predictions differ
 LEVELS = 200  # steps in which the deviation is shared out among the blocks
 LARGEST_BATCH = 256  # plans for larger batches are those for this one
 
@@ -52,17 +51,13 @@ def auto_plan(
     max_deviation: float | None = None,
     backend: Backend | None = None,
 ) -> Plan:
-    """The plan for n samples at once. It never starts a measurement that takes seconds.
-
-    Without a profile of these weights and this guidance the plan is sequential on a CPU. On an accelerator,
-    where launches bound sequential decoding, it is then a near-exact plan that needs no calibration.
-    """
+    """The plan for n samples at once. It never starts a measurement that takes seconds."""
     guide, n = Guidance.of(0.0 if guidance is None else guidance), as_int("n", n)
     bound = deviation_bound(flow, max_deviation)
     entry = entry_of(flow, guide)
     if entry is None or n == 0:
         return default_plan(flow)
-    batch = nearest(n)
+    batch = min(1 << round(math.log2(n)), LARGEST_BATCH)  # a power of two near n
     key = (batch, guide, bound, backend, torch.get_num_threads(), entry.noises, flow.fingerprint())
     if key not in flow.auto_plans:
         rows = choices(flow, batch, entry, guidance=guide, context=context, backend=backend)
@@ -71,7 +66,7 @@ def auto_plan(
 
 
 def default_plan(flow: Flow) -> Plan:
-    """The plan of a flow without a profile."""
+    """The plan without a profile: sequential on a CPU; near-exact on an accelerator, where launches bound that."""
     blocks, device = len(flow.blocks), next(flow.parameters()).device
     if device.type == "cpu":
         return Plan.sequential(blocks)
@@ -81,7 +76,7 @@ def default_plan(flow: Flow) -> Plan:
 
 
 def deviation_bound(flow: Flow, max_deviation: float | None) -> float:
-    """The deviation that a plan may cost, checked; None is the family's default."""
+    """The deviation that a plan may cost; None is the family's default."""
     if max_deviation is None:
         return flow.default_deviation
     try:
@@ -94,10 +89,7 @@ def deviation_bound(flow: Flow, max_deviation: float | None) -> float:
 
 
 def entry_of(flow: Flow, guidance: Guidance) -> Entry | None:
-    """The entry of the flow's profile for this guidance, if the profile is of the weights as they are.
-
-    A flow without a profile takes the one that `tune` kept in the cache folder.
-    """
+    """The entry for this guidance of the flow's profile, or of one that `tune` kept in the cache folder."""
     profile = flow.current(flow.profile, "convergence profile")
     if profile is None:
         recall(flow)
@@ -121,8 +113,7 @@ def recall(flow: Flow) -> None:
     """Give a flow the profile and the first guesses that `keep` kept for its weights."""
     name = f"profiles/{flow.fingerprint()}"
     with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
-        folder = own_folder(name) if (cache_folder() / name).is_dir() else None
-        if folder is not None:
+        if (cache_folder() / name).is_dir() and (folder := own_folder(name)) is not None:
             flow.profile = Profile.load(folder)
             flow.calibration = Calibration.load(folder, (len(flow.blocks), *flow.sequence_shape))
 
@@ -140,8 +131,7 @@ def choices(
     """Per block the methods of the profile with their predicted seconds, and sequential decoding last."""
     labels = flow.every_label(n)
     context = None if context is None else context.reshape(-1, context.shape[-1])[:1].expand(n, -1)
-    z = flow.to_prior(flow.noise(n, 0))
-    found = []
+    z, found = flow.to_prior(flow.noise(n, 0)), []
     with torch.no_grad(), torch_single_threaded(z):
         stack = flow.bound_blocks(n, labels=labels, context=context, guidance=guidance, backend=backend)
         for block, cells in zip(stack, entry.blocks, strict=True):
@@ -176,12 +166,3 @@ def pick(rows: Sequence[Sequence[Choice]], bound: float) -> Plan:
     seconds, methods = best[LEVELS]
     exact = sum(row[-1].seconds for row in rows)
     return Plan(methods if seconds <= GAIN * exact else tuple(row[-1].method for row in rows))
-
-
-def nearest(n: int) -> int:
-    """The batch size that a plan for n samples is chosen for: a power of two.
-
-    >>> [nearest(n) for n in (1, 2, 3, 5, 6, 100, 1000)]
-    [1, 2, 4, 4, 8, 128, 256]
-    """
-    return min(1 << round(math.log2(n)), LARGEST_BATCH)

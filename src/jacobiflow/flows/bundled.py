@@ -43,9 +43,8 @@ class Models(tuple[Bundled, ...]):
             for m in self
             if not m.problem
         ]
-        notes = [
-            fill(f"{m.name} cannot be loaded: {m.problem}", COLUMNS, break_on_hyphens=False) for m in self if m.problem
-        ]
+        problems = (f"{m.name} cannot be loaded: {m.problem}" for m in self if m.problem)
+        notes = [fill(text, COLUMNS, break_on_hyphens=False) for text in problems]
         shown = table([HEAD, *rows]) if rows else f"no models are installed: {pip_install('models')}"
         return "\n".join([shown, *notes])
 

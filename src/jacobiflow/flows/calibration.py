@@ -1,8 +1,4 @@
-"""Calibrated first guesses: a line x_t = mean_t + slope_t z_t per block, position and dimension.
-
-The lines are fitted once to exact answers by least squares. They cost two numbers per element and save
-sweeps, because they are closer to the answer than zeros or the block's input.
-"""
+"""Calibrated first guesses: x_t = mean_t + slope_t z_t per block, position and dimension, fitted to exact answers."""
 
 from __future__ import annotations
 
@@ -65,8 +61,7 @@ def calibrate(
 ) -> None:
     """Fit the first guesses of a flow and give them to it, as `flow.calibration`.
 
-    Labels are taken in turn, with "no label" among them. Flows that need context keep the default guess, and
-    so do flows that are too slow for a fit within about so many `seconds`.
+    Flows that need context keep the default guess, and so do those too slow for a fit in about so many `seconds`.
     """
     if flow.context_features:
         return
@@ -79,8 +74,7 @@ def calibrate(
     if noises < FEWEST_NOISES:
         return
     blocks = flow.bound_blocks(noises, labels=flow.every_label(noises))
-    z = flow.to_prior(flow.noise(noises, SEED))
-    lines = []
+    z, lines = flow.to_prior(flow.noise(noises, SEED)), []
     for i, block in enumerate(blocks):
         progress(f"first guess of block {i + 1} of {len(blocks)}")
         x = decode(block, z, Method(width=1)).x

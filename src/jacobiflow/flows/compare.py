@@ -78,17 +78,14 @@ def compare(
 ) -> tuple[list[Row], dict[str, Decoded]]:
     """Rows for every plan and batch size, and the samples of the largest batch.
 
-    plans: names, plan files, and PLAIN for a TarFlow without guidance, which is then the baseline. Runs
-    alternate between plans, so that a busy moment of the machine hits all of them, until all speed-ups are
-    stable, at most `repeats` times, and after `budget` seconds only to reach FEWEST_RUNS. One sweep
-    beforehand pays for what a flow makes at its first use. `options` gives decode's options of a plan,
-    `condition` the labels or context of a batch of that size.
+    plans: names, plan files, and PLAIN for a TarFlow without guidance, which is then the baseline. Runs alternate
+    between plans until all speed-ups are stable, at most `repeats` times, and after `budget` seconds only to reach
+    FEWEST_RUNS. `options` gives decode's options of a plan, `condition` the labels or context of a batch.
     """
     names = list(dict.fromkeys([*(p for p in plans if p == PLAIN), "sequential", *plans]))
-    sweep = Plan((Method(max_sweeps=1),) * len(flow.blocks))
+    sweep = Plan((Method(max_sweeps=1),) * len(flow.blocks))  # pays for what a flow makes at its first use
     flow.decode(z[:1], sweep, **condition(1), on_failure="return", backend=backend, warn=False)
-    rows: list[Row] = []
-    outs: dict[str, Decoded] = {}
+    rows, outs = list[Row](), dict[str, Decoded]()
     sizes, start = sorted(set(batches)), perf_counter()
     for i, batch in enumerate(sizes):
         seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -97,9 +94,8 @@ def compare(
         while run < most:
             for name in reversed(names) if run % 2 else names:  # so that each follows two others
                 progress(f"batch {batch}, run {run + 1} of at most {most}: {name}")
-                given = options(name) | condition(batch)
                 sleep(REST)
-                outs[name] = _decode(flow, z[:batch], name, backend=backend, **given)
+                outs[name] = _decode(flow, z[:batch], name, backend=backend, **options(name), **condition(batch))
                 seconds[name].append(outs[name].stats.seconds)
             if all(agree(seconds[names[0]], seconds[name]) for name in names):
                 break
@@ -121,7 +117,7 @@ def _decode(flow: Flow, z: Tensor, name: str, **options: Any) -> Decoded:
 
 
 def deviation(x: Tensor, exact: Tensor) -> dict[str, float]:
-    """The largest and mean |x - exact| over finite numbers; the status tells of samples without a finite answer."""
+    """The largest and mean |x - exact| over finite numbers."""
     off = (x - exact).abs().double()
     off = off[off.isfinite()]
     return {"largest": off.max().item() if len(off) else math.nan, "mean": off.mean().item()}

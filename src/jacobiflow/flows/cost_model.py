@@ -1,8 +1,7 @@
 """The cost model of this machine: seconds of one sweep, by width and number of rows.
 
-A few sweeps of a block are timed once, in about a second. Times are kept in the cache folder for every block
-of the same shape; those that were taken while other programs kept the processors busy are taken again by the
-next process. With the sweeps that a convergence profile counts they predict how long a method takes.
+A few sweeps of a block are timed in about a second. The cache folder keeps them for blocks of the same shape. If
+other programs kept the processors busy, the next process times them again.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ class Costs:
         return self.position * (self.length - 1) * n / self.rows
 
     def swept(self, width: int | None, sweeps: Sequence[int], n: int, guess: Sequence[int] = ()) -> float:
-        """Seconds for n samples, whose sweeps, and sweeps in bfloat16 before them, are distributed as these.
+        """Seconds for n samples whose sweeps, and sweeps in bfloat16 before them, are distributed as these.
 
-        Samples that are done leave the batch, so a sweep costs as much as the samples that still move.
+        A sweep costs as much as the samples that still move: those that are done leave the batch.
         """
         i = len(self.widths) - 1 if width is None else self.widths.index(min(width, self.widths[-1]))
         one, every = self.alone[i], self.together[i]
@@ -77,16 +76,6 @@ class Costs:
             likely = 1 - (1 - share) ** self.rows  # that any sample of the batch does
             total += likely * one + per_row * max(self.rows * share - likely, 0.0)
         return total * n / self.rows
-
-    def merged(self, new: Costs) -> Costs:
-        """The lesser of each figure: other programs only add to it."""
-
-        def lesser(name: str) -> tuple[float, ...]:
-            return tuple(map(min, getattr(self, name), getattr(new, name)))
-
-        least = {name: min(getattr(self, name), getattr(new, name)) for name in ("position", "rough")}
-        again = min(self.again - 1, new.again)
-        return replace(new, alone=lesser("alone"), together=lesser("together"), again=again, **least)
 
 
 def costs_of(block: Block, z: Tensor, *, clock: Clock = time.perf_counter) -> Costs:
@@ -112,7 +101,10 @@ def _kept(key: str, make: Callable[[], Costs]) -> Costs:
             known = build(Costs, parse_json(read_own(folder / f"{key}.json").decode()), "costs")
     if known is not None and known.again <= 0:
         return known
-    costs = make() if known is None else known.merged(make())
+    costs = make()
+    if known is not None:  # the quicker ones: other programs only add to them
+        again = min(known.again - 1, costs.again)
+        costs = replace(min(known, costs, key=lambda c: c.position), again=again)
     with suppress(OSError):  # measured again next time
         if folder is not None:
             write_own(folder / f"{key}.json", json.dumps(asdict(costs)).encode())
@@ -121,10 +113,7 @@ def _kept(key: str, make: Callable[[], Costs]) -> Costs:
 
 @torch.inference_mode()
 def measure(block: Block, z: Tensor, clock: Clock = time.perf_counter) -> Costs:
-    """Time sequential decoding and single sweeps in the middle of the sequence, with n rows and with one.
-
-    z [n, T, D] is finite, and serves as x too.
-    """
+    """Time sequential decoding and single sweeps of finite z [n, T, D], with n rows and with one."""
     n, length, _ = z.shape
     widths = (*(w for w in WIDTHS if w < length), length)
     if length == 1:
@@ -172,7 +161,7 @@ class _Runs:
 
 
 def _add_positions(runs: _Runs, block: Block, z: Tensor) -> int:
-    """Add some positions of sequential decoding, in the middle of the sequence; returns how many."""
+    """Add sequential decoding in the middle of the sequence; returns the number of positions."""
     n, length, _ = z.shape
     slope, steps = z.new_zeros(n, length), min(STEPS, length - 1)
     while True:

@@ -1,9 +1,8 @@
 """Masked MLPs as conditioners, and the unit cache that makes their windows cheap.
 
-Every hidden unit has a degree d and sees positions 0 .. d - 1 only; parameters of position t see
-units of degree t or less. Units are sorted by degree, so all weights are block triangular: a window
-recomputes the rows between two degrees from the columns below one, and what lies below the window is
-never touched again. Width 1 then costs one (triangular) forward pass in all.
+A hidden unit of degree d sees positions 0 .. d - 1 only; parameters of position t see units of degree t or less.
+Units are sorted by degree, so all weights are block triangular: a window computes the units between two degrees and
+never those below again. Width 1 then costs one (triangular) forward pass in all.
 """
 
 from __future__ import annotations
@@ -26,18 +25,6 @@ if TYPE_CHECKING:
 
 Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: getattr(F, name) for name in get_args(Activation)}
-
-
-def unit_degrees(units: int, length: int, *, context: bool) -> Tensor:
-    """Degrees of a hidden layer, sorted and evenly spread.
-
-    Degree 0 sees no position: it is of use only to carry context, or where there is one position.
-
-    >>> unit_degrees(6, 4, context=False).tolist()
-    [1, 1, 2, 2, 3, 3]
-    """
-    low = 0 if context or length == 1 else 1
-    return low + torch.arange(units) * (length - low) // units
 
 
 @dataclass
@@ -112,10 +99,7 @@ class MaskedConditioner:
         return self.forward(x[..., 0], self.context)
 
     def _update(self, cache: UnitCache, x: Tensor, lo: int, hi: int, start: Start, width: int) -> None:
-        """Evaluate the units of degree lo + 1 .. hi: they see a position of lo .. hi - 1 and none beyond.
-
-        Each row keeps only those of its own window, which reads inputs start_i - 1 .. start_i + width - 2.
-        """
+        """Evaluate the units of degree lo + 1 .. hi; a row keeps those of inputs start_i - 1 .. start_i + width - 2."""
         net, nodes, active = self.network, cache.nodes, cache.active
         ends = [range(self.length + 1), *(stage.ends for stage in net.stages)]  # of each node
         _keep([(nodes[0], x[:, lo:hi, 0].T)], slice(lo, hi), ends[0], start, width)
@@ -143,10 +127,7 @@ class MaskedConditioner:
 
 
 def _keep(pairs: Sequence[tuple[Tensor, Tensor]], units: slice, ends: Sequence[int], start: Start, width: int) -> None:
-    """Write units [units, n] of a node, where they belong to the row's own window.
-
-    pairs: where to, and the new units. ends[d]: how many units of the node have degree <= d.
-    """
+    """Write new units [units, n] of a node where they are of the row's own window. pairs: where to, and what."""
     if isinstance(start, int):
         for kept, new in pairs:
             kept[units] = new
@@ -170,8 +151,9 @@ class MaskedMLP(MemoModule):
         length, params, widths = config.features, config.bijector().params, config.widths()
         self.length, self.params, self.residual = length, params, config.residual
         self.activation = ACTIVATIONS[config.activation]
-        self.degrees = [torch.arange(1, length + 1)]
-        self.degrees += [unit_degrees(w, length, context=config.context > 0) for w in widths]
+        low = 0 if config.context or length == 1 else 1  # units of degree 0 see no position: they carry context
+        evenly = (low + torch.arange(width) * (length - low) // width for width in widths)
+        self.degrees = [torch.arange(1, length + 1), *evenly]
         self.linears = nn.ModuleList(nn.Linear(len(a), len(b)) for a, b in pairwise(self.degrees))
         self.context = nn.Linear(config.context, widths[0], bias=False) if config.context else None
         self.head = nn.Linear(widths[-1], length * params)
@@ -201,10 +183,6 @@ class MaskedMLP(MemoModule):
         theta = F.linear(self.activation(h), self.head.weight * self.head_mask, self.head.bias)  # type: ignore[operator]
         return theta.view(*theta.shape[:-1], self.length, self.params)
 
-    def pack(self) -> MaskedNetwork:
-        """The network for decoding; made again only when a weight has changed."""
-        return self.reuse(self._pack)
-
     def _pack(self) -> MaskedNetwork:
         every = torch.arange(self.length + 1, device=self.degrees[0].device)
         stages = list[Stage]()
@@ -218,8 +196,6 @@ class MaskedMLP(MemoModule):
 
     def bind(self, context: Tensor | None) -> MaskedConditioner:
         """The conditioner for these rows of context [n, C]."""
-        terms = {}
-        if context is not None and self.context is not None:
-            with torch.no_grad():
-                terms[0] = self.context(context).T.contiguous()
-        return MaskedConditioner(self.pack(), self, self.parameters, context, terms)
+        with torch.no_grad():
+            terms = {} if self.context is None else {0: self.context(context).T.contiguous()}
+        return MaskedConditioner(self.reuse(self._pack), self, self.parameters, context, terms)

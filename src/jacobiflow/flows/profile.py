@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from jacobiflow.flows.flow import Flow
 
 FILE = "profile.json"
-FORMAT = "jacobiflow-profile"
-VERSION = 1
+FORMAT = {"format": "jacobiflow-profile", "version": 1}
 NOISES, FEWEST_NOISES = 64, 8
 PROBE_NOISES = 2  # on which the time is estimated
 SEED = 2**31 - 1  # of the noise that profiles are measured on
@@ -84,14 +83,13 @@ class Profile:
     def from_json(cls, text: str) -> Profile:
         """What `save` wrote; RecordError for any other text."""
         doc = parse_json(text)
-        if not isinstance(doc, dict) or (doc.pop("format", 0), doc.pop("version", 0)) != (FORMAT, VERSION):
-            raise RecordError(f"a profile is a JSON object of format {FORMAT}, version {VERSION}")
+        if not isinstance(doc, dict) or {key: doc.pop(key, None) for key in FORMAT} != FORMAT:
+            raise RecordError(f"a profile is a JSON object with {FORMAT}")
         return build(cls, doc, "profile")
 
     def save(self, folder: Path) -> None:
         """Write `profile.json` into a checkpoint folder."""
-        doc = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        write_text(folder / FILE, json.dumps(doc) + "\n")
+        write_text(folder / FILE, json.dumps(FORMAT | asdict(self)) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Profile | None:
@@ -142,11 +140,11 @@ def measure_profile(
 
 def _methods(flow: Flow) -> Iterator[list[Method]]:
     """Ladders of methods, the loosest tolerance of each width first."""
-    calibrated, default = flow.guesses() is not None, flow.default_deviation
+    calibrated = flow.guesses() is not None
     mixed = [Method(precision="mixed")] * (flow.default_unit == "absolute")
     for base in (*(Method(width=w) for w in WIDTHS), *mixed):
         if base.width is None or base.width < flow.sequence_shape[0]:
-            tols = [float(f"{t * default:.3g}") for t in (WINDOW_TOLS if base.width else WHOLE_TOLS)]
+            tols = [float(f"{t * flow.default_deviation:.3g}") for t in (WINDOW_TOLS if base.width else WHOLE_TOLS)]
             yield [replace(base, tol=t).resolved(flow.default_unit, calibrated=calibrated) for t in tols]
 
 
@@ -212,6 +210,6 @@ def solve(stack: Iterable[Block], seq: Tensor, methods: Iterable[Method]) -> Ten
 
 
 def in_turn(values: Any, rows: int) -> Any:
-    """Rows of labels [k] or context [k, C] in turn; a single label or context stays as it is."""
+    """Rows of labels [k] or context [k, C] in turn; a single one stays as it is."""
     many = isinstance(values, Tensor) and values.ndim == 1 + values.is_floating_point() and len(values)
     return values[torch.arange(rows, device=values.device) % len(values)] if many else values

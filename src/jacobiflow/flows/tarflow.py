@@ -80,7 +80,7 @@ class TarFlowConfig:
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all stored tensors, without making any."""
-        w, d, out = self.width, self.dim, self.dim * (1 if self.volume_preserving else 2)
+        w, d = self.width, self.dim
         yield "var", (self.length, d)
         for k in range(self.blocks):
             yield f"blocks.{k}.pos_embed", (self.length, w)
@@ -88,14 +88,12 @@ class TarFlowConfig:
                 yield f"blocks.{k}.class_embed", (self.num_classes, w)
             yield from linear_shapes(f"blocks.{k}.proj_in", d, w)
             for i in range(self.layers_per_block):
-                layer = f"blocks.{k}.net.layers.{i}"
-                yield from linear_shapes(f"{layer}.qkv", w, 3 * w)
-                yield from linear_shapes(f"{layer}.proj", w, w)
-                yield from linear_shapes(f"{layer}.up", w, EXPANSION * w)
-                yield from linear_shapes(f"{layer}.down", EXPANSION * w, w)
+                layer, hidden = f"blocks.{k}.net.layers.{i}", EXPANSION * w
+                for name, a, b in (("qkv", w, 3 * w), ("proj", w, w), ("up", w, hidden), ("down", hidden, w)):
+                    yield from linear_shapes(f"{layer}.{name}", a, b)
                 for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
                     yield f"{layer}.{name}", (w,)
-            yield from linear_shapes(f"blocks.{k}.proj_out", w, out)
+            yield from linear_shapes(f"blocks.{k}.proj_out", w, d if self.volume_preserving else 2 * d)
 
 
 class PatchBlock(MemoModule):
@@ -182,8 +180,7 @@ class TarFlow(Flow):
         return self.backwards if k % 2 else None  # type: ignore[return-value]
 
     def bind(self, k: int, n: int, condition: Tensor | None, guidance: Guidance) -> tuple[Conditioner, Bijector]:
-        block = self.blocks[k]
-        assert isinstance(block, PatchBlock)
+        block: Any = self.blocks[k]
         return block.bind(condition, n, guidance), block.bijector
 
     def prior_var(self) -> Tensor:
