@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import threading
 import time
@@ -41,6 +42,7 @@ STEPS = 8  # positions that sequential decoding is timed on, at least
 ENOUGH_SECONDS = 0.004  # positions are added until a run takes as long: a call has a cost of its own
 
 Clock = Callable[[], float]
+Work = Callable[[], object]
 _lock = threading.Lock()  # two at once would time each other
 _known: dict[str, Costs] = {}
 
@@ -120,48 +122,39 @@ def measure(block: Block, z: Tensor, clock: Clock = time.perf_counter) -> Costs:
         return Costs(rows=n, length=1, position=0.0, widths=widths, alone=(0.0,), together=(0.0,))
     every, one = (block.select(torch.arange(rows, device=z.device)) for rows in (n, 1))
     began, others = time.perf_counter(), busy_elsewhere()
-    runs = _Runs(clock)
-    steps = _add_positions(runs, every, z)
-    first = _add_sweeps(runs, every, z, widths)
-    second = first if n == 1 else _add_sweeps(runs, one, z[:1], widths)
-    fast = one.engine.rough()
+    positions, steps = _positions(every, z, clock)
+    parts, fast = [_sweeps(every, z, widths, clock), _sweeps(one, z[:1], widths, clock)], one.engine.rough()
+    works = [positions, *parts[0], *parts[1]]
     if fast is not None:
-        runs.add(lambda: fast.inverse(z[:1, 1:], fast.params(z[:1], 1, length - 1, None)))
-    runs.repeat()
-    together, alone = (_every_width(runs.seconds[part], widths) for part in (first, second))
-    rough = 0.0 if fast is None else runs.seconds[-1] * together[-1] / (alone[-1] or 1.0)
+        works.append(lambda: fast.inverse(z[:1, 1:], fast.params(z[:1], 1, length - 1, None)))
+        works[-1]()
+    seconds = iter(_shortest(works, clock))
+    position = next(seconds) / steps
+    together, alone = (_every_width([next(seconds) for _ in part], widths) for part in parts)
+    rough = next(seconds, 0.0) * together[-1] / (alone[-1] or 1.0)
     busy = (busy_elsewhere() - others) / (time.perf_counter() - began)
     crowded = busy + thread_count() > (os.cpu_count() or 1) + CROWDED_CORES
-    found = {"position": runs.seconds[0] / steps, "together": together, "alone": alone, "rough": rough}
+    found = {"position": position, "alone": alone, "together": together, "rough": rough}
     return Costs(rows=n, length=length, widths=widths, again=AGAIN if crowded else 0, **found)  # type: ignore[arg-type]
 
 
-class _Runs:
-    """Runs that are timed in turn. The shortest of each counts, so a short disturbance spoils none."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock, self.works, self.seconds = clock, list[Callable[[], object]](), list[float]()
-
-    def once(self, work: Callable[[], object]) -> float:
-        began = self.clock()
-        work()
-        return self.clock() - began
-
-    def add(self, work: Callable[[], object]) -> None:
-        """Another run, after one that pays for set-up."""
-        work()
-        self.works.append(work)
-        self.seconds.append(self.once(work))
-
-    def repeat(self) -> None:
-        began, turns = self.clock(), 1
-        while turns < REPEATS or self.clock() - began < SPREAD_SECONDS:
-            self.seconds = [min(known, self.once(work)) for known, work in zip(self.seconds, self.works, strict=True)]
-            turns += 1
+def _timed(work: Work, clock: Clock) -> float:
+    began = clock()
+    work()
+    return clock() - began
 
 
-def _add_positions(runs: _Runs, block: Block, z: Tensor) -> int:
-    """Add sequential decoding in the middle of the sequence; returns the number of positions."""
+def _shortest(works: Sequence[Work], clock: Clock) -> list[float]:
+    """The shortest time of each. They run in turn, so a short disturbance spoils none."""
+    seconds, began, turns = [math.inf] * len(works), clock(), 0
+    while turns < REPEATS or clock() - began < SPREAD_SECONDS:
+        seconds = [min(known, _timed(work, clock)) for known, work in zip(seconds, works, strict=True)]
+        turns += 1
+    return seconds
+
+
+def _positions(block: Block, z: Tensor, clock: Clock) -> tuple[Work, int]:
+    """Sequential decoding of some positions in the middle of the sequence, and how many they are."""
     n, length, _ = z.shape
     slope, steps = z.new_zeros(n, length), min(STEPS, length - 1)
     while True:
@@ -169,28 +162,28 @@ def _add_positions(runs: _Runs, block: Block, z: Tensor) -> int:
         cache = _filled(block, z, start)
         work = partial(block.engine.solve, z.clone(), z, slope, start, start + steps, cache)
         work()
-        if steps == length - 1 or runs.once(work) >= ENOUGH_SECONDS:
-            runs.add(work)
-            return steps
+        if steps == length - 1 or _timed(work, clock) >= ENOUGH_SECONDS:
+            return work, steps
         steps = min(4 * steps, length - 1)
 
 
-def _add_sweeps(runs: _Runs, block: Block, z: Tensor, widths: Sequence[int]) -> slice:
-    """Add one sweep by width, until time runs out; returns which runs they are."""
-    (n, length, dim), first, began = z.shape, len(runs.works), runs.clock()
+def _sweeps(block: Block, z: Tensor, widths: Sequence[int], clock: Clock) -> list[Work]:
+    """One sweep by width, of as many widths as the time allows."""
+    (n, length, dim), began, works = z.shape, clock(), list[Work]()
     for width in widths:
-        if len(runs.works) > first and runs.clock() - began > BUDGET_SECONDS:
+        if works and clock() - began > BUDGET_SECONDS:
             break
         start = 1 if width == length else max(length // 2, 1)
         rows = Rows.start(block, z, z[:, :1], z.new_zeros(n, 1, dim), z, width)
         rows.frontier.fill_(start)
         rows.cache = _filled(block, z, start)
-        runs.add(partial(_sweep_from, start, rows, rows.look()))
-    return slice(first, len(runs.works))
+        works.append(partial(_sweep_from, start, rows, rows.look()))
+        works[-1]()
+    return works
 
 
 def _every_width(seconds: Sequence[float], widths: Sequence[int]) -> tuple[float, ...]:
-    """Seconds by width; those of the widest are extrapolated where they were not measured."""
+    """Seconds by width, extrapolated to those that were not measured."""
     known = len(seconds)
     return (*seconds, *(seconds[-1] * width / widths[known - 1] for width in widths[known:]))
 

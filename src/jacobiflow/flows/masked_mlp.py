@@ -99,7 +99,7 @@ class MaskedConditioner:
         return self.forward(x[..., 0], self.context)
 
     def _update(self, cache: UnitCache, x: Tensor, lo: int, hi: int, start: Start, width: int) -> None:
-        """Evaluate the units of degree lo + 1 .. hi; a row keeps those of inputs start_i - 1 .. start_i + width - 2."""
+        """Evaluate the units of degree lo + 1 .. hi, and keep those of each row's own window."""
         net, nodes, active = self.network, cache.nodes, cache.active
         ends = [range(self.length + 1), *(stage.ends for stage in net.stages)]  # of each node
         _keep([(nodes[0], x[:, lo:hi, 0].T)], slice(lo, hi), ends[0], start, width)
