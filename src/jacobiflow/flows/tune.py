@@ -20,12 +20,12 @@ from jacobiflow.core.block import Block
 from jacobiflow.core.hardware import processor_name
 from jacobiflow.core.method import Init, Plan
 from jacobiflow.core.records import as_json
-from jacobiflow.flows.auto_plan import MARGIN, Choice, choices, deviation_bound, entry_of, keep, pick
 from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.compare import agree
 from jacobiflow.flows.cost_model import Clock
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.plans import MARGIN, Choice, choices, deviation_bound, entry_of, keep, pick
 from jacobiflow.flows.profile import deviation, deviation_unit, in_turn, measure_profile, solve
 from jacobiflow.kernels.threads import torch_single_threaded
 
