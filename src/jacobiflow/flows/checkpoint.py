@@ -1,7 +1,5 @@
 """Checkpoints: a folder with config.json, model.safetensors and README.md (the model card).
 
-Nothing is unpickled and no code is loaded. Config and tensors are compared before any weight is allocated.
-
 Two files cannot be replaced in one step. So a save that changes the config writes three times: the new config
 with the old one under "previous", then the weights, then the new config alone. The header of the weights
 identifies their config (`_config_id`). An interrupted save leaves the old checkpoint or the new one.
@@ -65,8 +63,8 @@ class CheckpointError(JacobiflowError, ValueError):
 def save(flow: Flow, folder: str | Path, *, dtype: torch.dtype | None = None, card: str | None = None) -> None:
     """Write `flow` into `folder`. A save that fails leaves the previous checkpoint.
 
-    dtype: of the stored weights. Default: the dtype of the flow.
-    card: the text of README.md. Default: a generated card, unless the folder has a README of someone's own.
+    dtype: of the stored weights. Default: the flow's. card: the text of README.md. Default: a generated one, unless
+    the folder has a README of someone's own.
     """
     folder, kind = as_path("folder", folder), type(flow)
     if card is not None:
@@ -170,8 +168,7 @@ def load(
 ) -> Flow:
     """A flow from a bundled name, a checkpoint folder, the folder of a training, or a hub id ("user/model").
 
-    revision: commit, tag or branch of a hub id. Default: the newest commit. `flow.revision` is the commit
-    that was loaded.
+    revision: commit, tag or branch of a hub id. Default: the newest. `flow.revision` is the commit that was loaded.
     """
     if not isinstance(source, str | Path):
         raise CheckpointError(f"a model is a name, a folder or a hub id, not {short(source)}")
@@ -182,8 +179,7 @@ def load(
         place = torch.empty(0, device=device).device
     except (AssertionError, RuntimeError, TypeError, ValueError):  # depends on the kind of device
         raise CheckpointError(f"this torch sees no device {short(device)}") from None
-    flow = _read(folder, dtype).to(device=place)
-    flow.eval()
+    flow = _read(folder, dtype).to(device=place).eval()
     flow.revision = commit
     flow.calibration = Calibration.load(folder, (len(flow.blocks), *flow.sequence_shape))
     flow.profile = Profile.load(folder)
@@ -316,7 +312,7 @@ def _parse_config(doc: Mapping[str, Any], path: Path) -> tuple[type[Any], Any]:
 
 
 def _check_tensors(f: Any, config: Any, path: Path) -> None:
-    """CheckpointError unless the tensors in an open file have the names, shapes and types of `config`."""
+    """CheckpointError unless the tensors in an open file are those of `config`; none is read yet."""
     left = set(f.keys())
     for name, shape in config.shapes():
         if name not in left:
@@ -345,7 +341,7 @@ HUB_ERRORS = {
 
 @contextmanager
 def _hub(failed: str) -> Iterator[Any]:
-    """The client of the hub. Its errors become one line that begins with `failed`."""
+    """The client of the hub; its errors become one line."""
     try:
         import huggingface_hub as hub
     except ImportError:
@@ -370,20 +366,11 @@ def _download(repo: str, revision: str | None) -> tuple[Path, str]:
 
 
 def push_to_hub(
-    flow: Flow,
-    repo: str,
-    *,
-    private: bool = False,
-    message: str = "Upload a flow",
-    dtype: torch.dtype | None = None,
-    card: str | None = None,
+    flow: Flow, repo: str, *, private: bool = False, message: str = "Upload a flow", **options: Any
 ) -> str:
-    """Upload `flow` as a checkpoint to `repo` ("user/model"). Returns the address of the new commit.
-
-    dtype, card: as in `save`.
-    """
+    """Upload `flow` as a checkpoint to `repo` ("user/model") and return the commit's address. options: of `save`."""
     with tempfile.TemporaryDirectory() as folder:
-        save(flow, folder, dtype=dtype, card=card or default_card(flow, repo))
+        save(flow, folder, **options | {"card": options.get("card") or default_card(flow, repo)})
         with _hub(f"cannot upload to {repo!r}") as hub:
             hub.create_repo(repo, private=private, exist_ok=True)
             return str(hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message))

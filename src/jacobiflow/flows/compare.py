@@ -9,14 +9,19 @@ from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from jacobiflow.core.description import description
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.results import Decoded, Stats, nonfinite_rows
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.plain_loop import PLAIN, plain_tarflow
+from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.tarflow import TarFlow
 from jacobiflow.kernels.backend import Backend
 
+PLAIN = "plain loop"  # its name beside those of plans
 FEWEST_RUNS, MOST_RUNS = 3, 15  # of each plan
 STABLE = 0.1  # relative error of a speed-up that may be printed, with two digits
 NOISY = "too noisy"
@@ -138,3 +143,38 @@ def _row(name: str, outs: dict[str, Decoded], seconds: dict[str, list[float]], b
         nonfinite=int(nonfinite_rows(out.x).sum()),
         backend=out.stats.backend or "torch",
     )
+
+
+def has_plain_loop(flow: Flow, guidance: Guidance) -> bool:
+    """Whether `plain_tarflow` decodes this flow."""
+    return type(flow) is TarFlow and not flow.config.volume_preserving and not guidance.weight
+
+
+@torch.inference_mode()
+def plain_tarflow(flow: Flow, z: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Sequential decoding as public code has it, with torch's attention: keys and values are concatenated."""
+    if description(flow.bind(0, len(z), None, Guidance())[0]) is None:
+        raise ValueError("the plain loop knows the standard transformer of TarFlow only: compare with 'sequential'")
+    labels = None if labels is None else labels.to(z.device)
+    x = z * flow.get_buffer("var").sqrt()
+    for k, block in reversed(list(enumerate(flow.blocks))):
+        x = _plain_block(block, x.flip(1), labels).flip(1) if k % 2 else _plain_block(block, x, labels)
+    return flow.from_sequence(x)
+
+
+def _plain_block(block: Any, z: Tensor, labels: Tensor | None) -> Tensor:
+    kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values by layer
+
+    def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if i in kept:
+            k, v = (torch.cat(pair, dim=2) for pair in zip(kept[i], (k, v), strict=True))
+        kept[i] = k, v
+        return F.scaled_dot_product_attention(q, k, v)
+
+    x, condition = z.clone(), block.condition(labels)
+    for t in range(z.shape[1] - 1):
+        h = block.proj_in(x[:, t : t + 1]) + block.pos_embed[t : t + 1]
+        h = h if condition is None else h + condition
+        theta = block.proj_out(block.net(h, attend))
+        x[:, t + 1 : t + 2], _ = block.bijector.inverse(z[:, t + 1 : t + 2], theta)
+    return x

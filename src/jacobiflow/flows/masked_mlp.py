@@ -47,8 +47,8 @@ class UnitCache:
 class MaskedConditioner:
     """A masked network whose hidden units are cached.
 
-    network: as plain data. terms: what context adds to each of its stages, [units, n or 1].
     forward: theta [n, T, P] of x [n, T] and context [n, C], differentiable; weights: what it reads now.
+    terms: what context adds to each stage, [units, n or 1].
     """
 
     network: MaskedNetwork
@@ -171,16 +171,16 @@ class MaskedMLP(MemoModule):
 
     def forward(self, x: Tensor, context: Tensor | None) -> Tensor:
         """theta [n, T, P] from x [n, T], all positions at once."""
-        h = F.linear(x, self.masked(0), self.linears[0].bias)  # type: ignore[arg-type]
-        if self.context is not None:
-            h = h + self.context(context)
-        step = 2 if self.residual else 1
-        for i in range(1, len(self.linears), step):
-            out = h
-            for j in range(i, i + step):
-                out = F.linear(self.activation(out), self.masked(j), self.linears[j].bias)  # type: ignore[arg-type]
-            h = h + out if self.residual else out
-        theta = F.linear(self.activation(h), self.head.weight * self.head_mask, self.head.bias)  # type: ignore[operator]
+        nodes = [x]
+        for i, linear in enumerate(self.linears):
+            out = F.linear(self.activation(nodes[i]) if i else x, self.masked(i), linear.bias)  # type: ignore[arg-type]
+            if i == 0 and self.context is not None:
+                out = out + self.context(context)
+            elif i and i % 2 == 0 and self.residual:
+                out = out + nodes[i - 1]
+            nodes.append(out)
+        h = self.activation(nodes[-1])
+        theta = F.linear(h, self.head.weight * self.head_mask, self.head.bias)  # type: ignore[operator]
         return theta.view(*theta.shape[:-1], self.length, self.params)
 
     def _pack(self) -> MaskedNetwork:

@@ -29,7 +29,6 @@ class TarFlowConfig:
     """The shape of a TarFlow and the noise that it was trained with.
 
     The sequence has (image_size / patch_size)^2 positions of image_channels * patch_size^2 numbers.
-    noise_std is the noise that `denoise` removes; 0 means that training dequantised instead.
     """
 
     image_size: int  # Height and width of the images, in pixels.
@@ -41,7 +40,7 @@ class TarFlowConfig:
     head_dim: int = 64  # Width of one attention head.
     num_classes: int = 0  # Classes of the labels; 0: the model takes none.
     volume_preserving: bool = False  # Blocks shift only, without scales.
-    noise_std: float = 0.0  # Of the gaussian noise of training, on images in [-1, 1].
+    noise_std: float = 0.0  # Of the gaussian noise of training, on images in [-1, 1]; `denoise` removes it.
     # Noise of the training data; training records it. None: unknown.
     noise: Noise | None = field(default=None, repr=False, compare=False)
     # Names of the classes; empty: those of the data.
@@ -165,16 +164,14 @@ class TarFlow(Flow):
 
     def to_sequence(self, x: Tensor) -> Tensor:
         """Patches row by row; inside a patch channel, row, column."""
-        c, p = self.config, self.config.patch_size
-        g = c.image_size // p
+        c, p, g = self.config, self.config.patch_size, self.config.image_size // self.config.patch_size
         x = x.reshape(len(x), c.image_channels, g, p, g, p).permute(0, 2, 4, 1, 3, 5)
         return x.reshape(len(x), c.length, c.dim)
 
     def from_sequence(self, x: Tensor) -> Tensor:
-        c, p = self.config, self.config.patch_size
-        g = c.image_size // p
+        c, p, g = self.config, self.config.patch_size, self.config.image_size // self.config.patch_size
         x = x.reshape(len(x), g, g, c.image_channels, p, p).permute(0, 3, 1, 4, 2, 5)
-        return x.reshape(len(x), c.image_channels, c.image_size, c.image_size)
+        return x.reshape(len(x), *self.data_shape)
 
     def order(self, k: int) -> Tensor | None:
         return self.backwards if k % 2 else None  # type: ignore[return-value]
