@@ -40,10 +40,8 @@ from jacobiflow.core.results import JacobiflowError, one_line
 from jacobiflow.core.suggest import did_you_mean, pip_install
 from jacobiflow.core.warn import warn_caller
 from jacobiflow.flows import calibration, profile
-from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.families import find_family, loads_as_itself, recipe_files, upgrade
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.profile import Profile
 
 MODELS = "jacobiflow_models"  # the distribution of bundled checkpoints: one folder per model
 HUB_ID = re.compile(r"[^./~\\][^/\\]*/[^/\\]+")  # user/model
@@ -102,7 +100,7 @@ def document(flow: Flow) -> dict[str, Any]:
 
 def _saved_config(folder: Path) -> dict[str, Any] | None:
     """The config of the checkpoint in `folder`, if there is one; CheckpointError if its files are someone else's."""
-    found = [name for name in FILES if name != CARD and (folder / name).exists()]
+    own = [name for name in FILES if name != CARD and (folder / name).exists()]
     config, header = None, None
     with suppress(CheckpointError):
         config = _read_config(folder / CONFIG)
@@ -110,10 +108,8 @@ def _saved_config(folder: Path) -> dict[str, Any] | None:
         header = weights.metadata() or {}
     if config is not None:
         return None if header is None else _matching_config(config, header)[0]
-    if found and (CONFIG in found or "jacobiflow" not in (header or {})):  # else a first save was cut short
-        raise CheckpointError(
-            f"{folder} has a {found[0]} that is not a jacobiflow checkpoint's: save to another folder"
-        )
+    if own and (CONFIG in own or "jacobiflow" not in (header or {})):  # else a first save was cut short
+        raise CheckpointError(f"{folder} has a {own[0]} that is not a jacobiflow checkpoint's: save to another folder")
     return None
 
 
@@ -181,8 +177,8 @@ def load(
         raise CheckpointError(f"this torch sees no device {short(device)}") from None
     flow = _read(folder, dtype).to(device=place).eval()
     flow.revision = commit
-    flow.calibration = Calibration.load(folder, (len(flow.blocks), *flow.sequence_shape))
-    flow.profile = Profile.load(folder)
+    flow.calibration = calibration.Calibration.load(folder, (len(flow.blocks), *flow.sequence_shape))
+    flow.profile = profile.Profile.load(folder)
     return flow
 
 
@@ -358,9 +354,9 @@ def _download(repo: str, revision: str | None) -> tuple[Path, str]:
     """The folder of a checkpoint from the hub or its local cache, and its commit."""
     with _hub(f"there is no folder {repo!r}, and the hub does not give it") as hub:
         folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=FILES))
-    cache = folder.resolve().parents[2:3]  # <cache>/models--user--model/snapshots/<commit>
+    cache = folder.resolve().parents[2]  # <cache>/models--user--model/snapshots/<commit>
     for name in (CONFIG, WEIGHTS):
-        if cache and not (folder / name).resolve().is_relative_to(cache[0]):
+        if not (folder / name).resolve().is_relative_to(cache):
             raise CheckpointError(f"{repo}: {name} is a link that leaves the hub's cache")
     return folder, folder.name
 

@@ -105,8 +105,7 @@ def _kept(key: str, make: Callable[[], Costs]) -> Costs:
         return known
     costs = make()
     if known is not None:  # the quicker ones: other programs only add to them
-        again = min(known.again - 1, costs.again)
-        costs = replace(min(known, costs, key=lambda c: c.position), again=again)
+        costs = replace(min(known, costs, key=lambda c: c.position), again=min(known.again - 1, costs.again))
     with suppress(OSError):  # measured again next time
         if folder is not None:
             write_own(folder / f"{key}.json", json.dumps(asdict(costs)).encode())

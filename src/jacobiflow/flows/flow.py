@@ -110,10 +110,7 @@ class Flow(nn.Module, ABC):
         return Plan.selective(len(self.blocks), tol=tol, init=init)
 
     def training_loss(self, x: Tensor, labels: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
-        """The loss of a batch in nats per dimension, and the mean of z^2 over the batch.
-
-        Default: the mean negative log-likelihood of data x. tol: of sweeps, for a loss that decodes.
-        """
+        """The loss of a batch in nats per dimension, and its mean z^2. tol: of sweeps, for a loss that decodes."""
         enc = self.encode(x, labels)
         loss = -(standard_normal(enc.z) + enc.log_det).mean() / math.prod(self.data_shape)
         return loss, enc.z.detach().square().mean(0)
@@ -132,8 +129,7 @@ class Flow(nn.Module, ABC):
     def encode(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Encoded:
         """z, standard normal if x is as the model believes, and log |dz/dx| [N] in nats."""
         arguments.tensor("x", x, next(self.parameters()), self.data_shape)
-        condition = self._condition(len(x), labels, context)
-        seq, log_det = self._encode(self.to_sequence(x), condition, Guidance())
+        seq, log_det = self._encode(self.to_sequence(x), self._condition(len(x), labels, context), Guidance())
         return Encoded(z=seq.reshape(len(x), *self.latent_shape), log_det=log_det)
 
     def _encode(self, seq: Tensor, condition: Tensor | None, guidance: Guidance) -> tuple[Tensor, Tensor]:
@@ -163,10 +159,7 @@ class Flow(nn.Module, ABC):
     def noise(
         self, n: int, seed: int | None = None, *, start: int = 0, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Standard normal z of samples start .. start + n - 1.
-
-        With a seed, row i depends on (seed, i) only. Without one, `generator` is used, or torch's global one.
-        """
+        """Standard normal z of samples start .. start + n - 1. With a seed, row i depends on (seed, i) only."""
         n, start = arguments.as_int("n", n), arguments.as_int("start", start)
         if generator is not None:
             arguments.instance(torch.Generator, generator, "generator")
@@ -337,10 +330,7 @@ class Flow(nn.Module, ABC):
         return (default, *(init for init in INITS if init not in (default, "calibrated")))
 
     def fingerprint(self) -> str:
-        """Identifies config and weights; the same for every dtype and device.
-
-        Fields of the config at their default do not count: a new field changes no fingerprint.
-        """
+        """Identifies weights, and fields of the config that are not at their default; the same for every dtype."""
         known = self.refuse_nonfinite()
         if "fingerprint" not in known:
             tensors = {name: t.float() for name, t in self.state_dict().items()}
@@ -351,8 +341,7 @@ class Flow(nn.Module, ABC):
 
     def every_label(self, n: int) -> Tensor | None:
         """Labels [n] with all classes in turn, and no label (-1) among them; None if the flow takes none."""
-        classes = self.num_classes
-        return torch.arange(n) % (classes + 1) - 1 if classes else None
+        return torch.arange(n) % (self.num_classes + 1) - 1 if self.num_classes else None
 
     def sample(
         self,
@@ -385,8 +374,7 @@ class Flow(nn.Module, ABC):
         n = arguments.as_int("n", n)
         z = self.noise(n, seed, generator=generator)
         size = max(n, 1) if batch_size is None else arguments.as_int("batch_size", batch_size, 1)
-        condition = self._condition(n, labels, context)
-        guide = Guidance.of(guidance)
+        condition, guide = self._condition(n, labels, context), Guidance.of(guidance)
         setting: dict[str, Any] = {"guidance": guide, "backend": backend}
         automatic = plan is None or (isinstance(plan, str) and plan == "auto")
         if automatic and tol is None and init is None:  # the same plan for every batch
@@ -428,10 +416,8 @@ class Flow(nn.Module, ABC):
             return arguments.labels(labels, n, self.num_classes, like.device)
         if self.context_features:
             want = (n, self.context_features)
-            if not isinstance(context, Tensor) or tuple(context.shape) not in (want, want[1:]):
-                raise ValueError(f"this flow needs context of shape {list(want)}, a tensor")
-            if context.is_complex():
-                raise ValueError("context must be real numbers")
+            if not isinstance(context, Tensor) or tuple(context.shape) not in (want, want[1:]) or context.is_complex():
+                raise ValueError(f"this flow needs context of shape {list(want)}, a tensor of real numbers")
             if not bool(context.isfinite().all()):
                 raise NonfiniteError("context has non-finite values")
             return context.to(like).expand(want)
@@ -447,8 +433,7 @@ class Flow(nn.Module, ABC):
         """The tensors of each block, and the flow's own."""
         for block in self.blocks:
             yield block.memo if isinstance(block, MemoModule) else None, tensors_of(block)
-        own = (*self._parameters.values(), *self._buffers.values())
-        yield None, (t for t in own if t is not None)
+        yield None, (t for t in (*self._parameters.values(), *self._buffers.values()) if t is not None)
 
     def _seen_finite(self) -> dict[str, str]:
         for k, block in enumerate(self.blocks):

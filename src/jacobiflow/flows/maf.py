@@ -140,9 +140,8 @@ class MAF(Flow):
         if isinstance(self.bijector, ScaleAffine):  # begin at scale 1
             unit = 1 - config.min_scale
             start = math.log(math.expm1(unit)) if config.scale == "softplus" else 4.0
-            with torch.no_grad():
-                for block in self.blocks:
-                    block.head.bias[:: self.bijector.params] = start  # type: ignore[union-attr, operator]
+            for block in self.blocks:
+                block.head.bias.data[:: self.bijector.params] = start  # type: ignore[union-attr, operator]
         for k, order in enumerate(orders):
             natural = bool((order == torch.arange(config.features)).all())
             self.register_buffer(f"order{k}", None if natural else order, persistent=False)

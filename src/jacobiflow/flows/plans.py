@@ -137,10 +137,9 @@ def deviation_bound(flow: Flow, max_deviation: float | None) -> float:
 
 def entry_of(flow: Flow, guidance: Guidance) -> Entry | None:
     """The entry for this guidance of the flow's profile, or of one that `tune` kept in the cache folder."""
-    profile = flow.current(flow.profile, "convergence profile")
-    if profile is None:
+    if flow.current(flow.profile, "convergence profile") is None:
         recall(flow)
-        profile = flow.current(flow.profile, "convergence profile")
+    profile = flow.current(flow.profile, "convergence profile")
     found = None if profile is None else profile.entry(guidance)
     return found if found is not None and len(found.blocks) == len(flow.blocks) else None
 
@@ -148,10 +147,8 @@ def entry_of(flow: Flow, guidance: Guidance) -> Entry | None:
 def keep(flow: Flow) -> Path | None:
     """Keep profile and first guesses of a flow in the cache folder; where, or None if it is not usable."""
     folder = own_folder(f"profiles/{flow.fingerprint()}")
-    if folder is None:
-        return None
     for measured in (flow.profile, flow.calibration):
-        if measured is not None:
+        if folder is not None and measured is not None:
             measured.save(folder)
     return folder
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core import arguments
-from jacobiflow.core.arguments import Labels
 from jacobiflow.core.block import Block
 from jacobiflow.core.hardware import processor_name
 from jacobiflow.core.method import Init, Plan
@@ -62,7 +61,7 @@ def tune(
     batch_size: int = 16,
     max_deviation: float | None = None,
     *,
-    labels: Labels | None = None,
+    labels: arguments.Labels | None = None,
     context: Tensor | None = None,
     guidance: float | Guidance = 0.0,
     clock: Clock | None = None,
@@ -87,8 +86,7 @@ def tune(
     arguments.instance(Flow, flow, "tune")
     arguments.function("progress", progress)
     batch, bound = arguments.as_int("batch_size", batch_size, 1), deviation_bound(flow, max_deviation)
-    guide = Guidance.of(guidance)
-    rows = batch * -(-ROWS // batch)
+    guide, rows = Guidance.of(guidance), batch * -(-ROWS // batch)
     z = flow.to_prior(flow.noise(rows, SEED))
     if labels is not None:
         labels = arguments.labels(labels, None, flow.num_classes, next(flow.parameters()).device)
@@ -186,11 +184,10 @@ def _race(
 
 def clock_of(device: torch.device) -> Clock:
     """Seconds, after the device has done what it was given."""
-    if device.type != "cuda":
-        return time.perf_counter
 
     def seconds() -> float:
-        torch.cuda.synchronize(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return time.perf_counter()
 
     return seconds
