@@ -14,7 +14,6 @@ from jacobiflow.core.suggest import pip_install
 from jacobiflow.core.tables import table
 from jacobiflow.flows.checkpoint import CARD, MODELS, CheckpointError, bundled_names, load
 
-COLUMNS = 80  # of what is printed
 HEAD = ("model", "family", "data", "T", "classes", "size", "quality")
 
 
@@ -43,10 +42,9 @@ class Models(tuple[Bundled, ...]):
             for m in self
             if not m.problem
         ]
-        problems = (f"{m.name} cannot be loaded: {m.problem}" for m in self if m.problem)
-        notes = [fill(text, COLUMNS, break_on_hyphens=False) for text in problems]
         shown = table([HEAD, *rows]) if rows else f"no models are installed: {pip_install('models')}"
-        return "\n".join([shown, *notes])
+        problems = (f"{m.name} cannot be loaded: {m.problem}" for m in self if m.problem)
+        return "\n".join([shown, *(fill(text, 80, break_on_hyphens=False) for text in problems)])
 
 
 def models() -> Models:

@@ -36,10 +36,10 @@ def remedy(guidance: float | Guidance, dtype: torch.dtype) -> str:
 
 def warn_of_nonfinite(x: Tensor, z: Tensor, guidance: float | Guidance) -> None:
     """One warning, at the caller's line, if samples x of noise z are not finite."""
-    if math.isfinite(x.detach().sum()):  # nearly always the sum tells, in one pass
+    lost = 0 if math.isfinite(x.detach().sum()) else int(nonfinite_rows(x).sum())  # the sum takes one pass
+    if not lost:
         return
-    lost, noise = int(nonfinite_rows(x).sum()), int(nonfinite_rows(z).sum())
-    advice = remedy(guidance, x.dtype)
+    noise, advice = int(nonfinite_rows(z).sum()), remedy(guidance, x.dtype)
     if noise:
         first = f"replace the {noise} rows of z that are not finite"
         advice = first if noise == lost else f"{first}; for the others, {advice}"

@@ -90,12 +90,12 @@ class Flow(nn.Module, ABC):
         """Sequences [N, T, D] as data."""
 
     @abstractmethod
-    def order(self, k: int) -> Tensor | None:
-        """The order in which block k takes the positions; None is as they come."""
-
-    @abstractmethod
     def bind(self, k: int, n: int, condition: Tensor | None, guidance: Guidance) -> tuple[Conditioner, Bijector]:
         """The conditioner of block k for n rows, with all that is bound to them, and its elementwise map."""
+
+    def order(self, k: int) -> Tensor | None:
+        """The order in which block k takes the positions, a buffer; None is as they come."""
+        return self._buffers[f"order{k}"]
 
     def data_log_det(self) -> Tensor | float:
         """log |dx/dseq| of `from_sequence`, the same for every sample."""

@@ -22,8 +22,7 @@ LARGEST = 1e6  # of weights and temperatures: float32 overflows long before they
 class Guidance:
     """theta + w (theta - theta_null), on a, on b or on both.
 
-    weight: w; 0 is none.
-    annealed: w grows linearly along the sequence: w t / (T - 1) for position t.
+    weight: w; 0 is none. annealed: w grows along the sequence: w t / (T - 1) for position t.
     what: which parameters are pushed: "a" (log-scale), "b" (shift) or "ab".
     attn_temp: the uninformed branch divides its attention logits by this; without labels it must not be 1.
     """

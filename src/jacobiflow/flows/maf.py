@@ -160,9 +160,6 @@ class MAF(Flow):
     def from_sequence(self, x: Tensor) -> Tensor:
         return x.squeeze(-1)
 
-    def order(self, k: int) -> Tensor | None:
-        return self._buffers[f"order{k}"]
-
     def bind(self, k: int, n: int, condition: Tensor | None, guidance: Guidance) -> tuple[Conditioner, Bijector]:
         if guidance.weight:
             raise ValueError("guidance is for TarFlow; this flow takes none")

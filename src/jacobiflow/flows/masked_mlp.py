@@ -45,17 +45,13 @@ class UnitCache:
 
 @dataclass(frozen=True)
 class MaskedConditioner:
-    """A masked network whose hidden units are cached.
-
-    forward: theta [n, T, P] of x [n, T] and context [n, C], differentiable; weights: what it reads now.
-    terms: what context adds to each stage, [units, n or 1].
-    """
+    """A masked network whose hidden units are cached."""
 
     network: MaskedNetwork
-    forward: Callable[[Tensor, Tensor | None], Tensor]
-    weights: Callable[[], Iterable[Tensor]]
-    context: Tensor | None = None
-    terms: Mapping[int, Tensor] = field(default_factory=dict)
+    forward: Callable[[Tensor, Tensor | None], Tensor]  # theta [n, T, P] of x [n, T] and context, differentiable
+    weights: Callable[[], Iterable[Tensor]]  # what `forward` reads now
+    context: Tensor | None = None  # [n, C]
+    terms: Mapping[int, Tensor] = field(default_factory=dict)  # what context adds to each stage, [units, n or 1]
 
     @property
     def length(self) -> int:
@@ -141,10 +137,7 @@ def _keep(pairs: Sequence[tuple[Tensor, Tensor]], units: slice, ends: Sequence[i
 
 
 class MaskedMLP(MemoModule):
-    """Parameters [n, T, P] of T positions, those of position t a function of x_{<t} and context.
-
-    It has plain layers; with `residual`, a first layer and then residual blocks h + W2 act(W1 act(h)).
-    """
+    """theta [n, T, P], that of position t a function of x_{<t} and context; plain layers or residual blocks."""
 
     def __init__(self, config: MAFConfig) -> None:
         super().__init__()

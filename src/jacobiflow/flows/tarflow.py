@@ -106,9 +106,8 @@ class PatchBlock(MemoModule):
         self.class_embed: Tensor | None = None
         if config.num_classes:
             self.class_embed = nn.Parameter(torch.randn(config.num_classes, config.width) * 0.3)
-        self.net = CausalTransformer(
-            length=config.length, width=config.width, depth=config.layers_per_block, head_dim=config.head_dim
-        )
+        shape = {"length": config.length, "width": config.width, "head_dim": config.head_dim}
+        self.net = CausalTransformer(depth=config.layers_per_block, **shape)
         self.proj_out = nn.Linear(config.width, config.dim * self.bijector.params)
         nn.init.zeros_(self.proj_out.weight)
         nn.init.zeros_(self.proj_out.bias)
@@ -160,7 +159,8 @@ class TarFlow(Flow):
         self.noise_std = config.noise_std
         self.blocks = nn.ModuleList(PatchBlock(config) for _ in range(config.blocks))
         self.register_buffer("var", torch.ones(config.length, config.dim))
-        self.register_buffer("backwards", torch.arange(config.length).flip(0), persistent=False)
+        for k in range(config.blocks):
+            self.register_buffer(f"order{k}", torch.arange(config.length).flip(0) if k % 2 else None, persistent=False)
 
     def to_sequence(self, x: Tensor) -> Tensor:
         """Patches row by row; inside a patch channel, row, column."""
@@ -172,9 +172,6 @@ class TarFlow(Flow):
         c, p, g = self.config, self.config.patch_size, self.config.image_size // self.config.patch_size
         x = x.reshape(len(x), g, g, c.image_channels, p, p).permute(0, 3, 1, 4, 2, 5)
         return x.reshape(len(x), *self.data_shape)
-
-    def order(self, k: int) -> Tensor | None:
-        return self.backwards if k % 2 else None  # type: ignore[return-value]
 
     def bind(self, k: int, n: int, condition: Tensor | None, guidance: Guidance) -> tuple[Conditioner, Bijector]:
         block: Any = self.blocks[k]

@@ -76,18 +76,12 @@ class TransformerConditioner:
     """theta_t from the transformer's output at input t - 1; that of position 0 is zero: the identity.
 
     A subclass with another position embedding overrides `place`.
-
-    weights: a module with proj_in, pos_embed (or None), net (a `CausalTransformer`), proj_out and
-        reuse(make), which keeps what a backend makes of its parameters until they change.
-    condition: [n or 1, 1, width], added to the inputs; None: nothing.
-    temperature: [n or 1], attention logits are divided by it; None: 1.
-    skip: how many of the nearest inputs, its own the first, a position does not attend to; for analysis.
     """
 
-    weights: Any
-    condition: Tensor | None = None
-    temperature: Tensor | None = None
-    skip: int = 0
+    weights: Any  # a `MemoModule` with proj_in, pos_embed (or None), net (a `CausalTransformer`) and proj_out
+    condition: Tensor | None = None  # [n or 1, 1, width], added to the inputs
+    temperature: Tensor | None = None  # [n or 1], attention logits are divided by it
+    skip: int = 0  # how many of the nearest inputs, its own the first, a position does not attend to; for analysis
 
     @property
     def length(self) -> int:

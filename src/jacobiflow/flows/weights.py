@@ -25,7 +25,7 @@ Group = tuple["WeightMemo | None", Iterable[Tensor]]  # tensors, and another mem
 
 @dataclass(frozen=True)
 class _Seen:
-    """A result derived from tensors, and the state of the tensors at that time."""
+    """A result, and the state of its tensors at that time."""
 
     places: list[Any]
     versions: list[int | None]
