@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 FILE = "guess.safetensors"
 NOISES = 300  # more do not improve the fit
 FEWEST_NOISES = 32  # fewer make a worse guess than the block's input
-PROBE_NOISES = 2  # on which the time is estimated
 SEED = 2**31 - 2  # of the noise that guesses are fitted on
 
 
@@ -38,7 +36,6 @@ class Calibration:
     weights: str  # their fingerprint
 
     def save(self, folder: Path) -> None:
-        """Write `guess.safetensors` into a checkpoint folder."""
         tensors, header = {"mean": self.mean, "slope": self.slope}, {"weights": self.weights}
         write_atomically(folder / FILE, lambda path: save_file(tensors, path, metadata=header))
 
@@ -66,11 +63,10 @@ def calibrate(
     if flow.context_features:
         return
     if seconds < math.inf:
-        probe = flow.noise(PROBE_NOISES, SEED)
+        probe = flow.noise(2, SEED)
         flow.decode(probe, "sequential", warn=False)  # pays for what a flow makes at its first use
-        began = time.perf_counter()
-        flow.decode(probe, "sequential", warn=False)
-        noises = min(noises, int(seconds * PROBE_NOISES / (time.perf_counter() - began)))
+        took = flow.decode(probe, "sequential", warn=False).stats.seconds
+        noises = min(noises, int(seconds * len(probe) / took))
     if noises < FEWEST_NOISES:
         return
     blocks = flow.bound_blocks(noises, labels=flow.every_label(noises))

@@ -47,7 +47,7 @@ class Row:
 
     @property
     def summary(self) -> str:
-        """The worst status in plain words, with the number of samples if they are not finite."""
+        """The worst status in plain words."""
         return f"{self.nonfinite:,} " * bool(self.nonfinite) + self.status.lower().replace("_", " ")
 
     @property

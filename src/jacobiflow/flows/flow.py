@@ -163,13 +163,11 @@ class Flow(nn.Module, ABC):
         n, start = arguments.as_int("n", n), arguments.as_int("start", start)
         if generator is not None:
             arguments.instance(torch.Generator, generator, "generator")
-        need = 8 * n * math.prod(self.latent_shape)
-        require_memory(f"noise of {short(n)} samples", need, "draw fewer at a time")
+        require_memory(f"noise of {short(n)} samples", 8 * n * math.prod(self.latent_shape), "draw fewer at a time")
         like = next(self.parameters())
         if seed is None:
             place = like.device if generator is None else generator.device
-            z = torch.randn(n, *self.latent_shape, generator=generator, dtype=like.dtype, device=place)
-            return z.to(like.device)
+            return torch.randn(n, *self.latent_shape, generator=generator, dtype=like.dtype, device=place).to(like)
         if generator is not None:
             raise TypeError("seed and generator exclude each other: give one of them")
         if start + n > 2**63:
@@ -305,8 +303,7 @@ class Flow(nn.Module, ABC):
         condition, guide = self._condition(n, labels, context), guidance or Guidance()
         ks = reversed(range(len(self.blocks)))
         blocks = [bind(*self.bind(k, n, condition, guide), self.order(k), backend) for k in ks]
-        guesses = self.guesses()
-        if guesses is None:
+        if (guesses := self.guesses()) is None:
             return blocks
         pairs = zip(guesses.mean, guesses.slope, strict=True)
         return [replace(block, guess=pair) for block, pair in zip(blocks, pairs, strict=True)]

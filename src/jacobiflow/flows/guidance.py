@@ -126,9 +126,5 @@ def _pairs(rows: Tensor, n: int) -> Tensor:
     return torch.cat((rows, rows + n))
 
 
-def _compiled(guided: Guided) -> Guided | None:
-    inner = compiled(guided.inner)
-    return None if inner is None else replace(guided, inner=inner)
-
-
-COMPILED[Guided] = _compiled  # its weight is a number, which would be part of compiled code
+# The inner one alone: the weight is a number, which would be part of compiled code.
+COMPILED[Guided] = lambda own: None if (inner := compiled(own.inner)) is None else replace(own, inner=inner)

@@ -70,9 +70,9 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The entries of one set of weights, which `weights` is the fingerprint of."""
+    """The entries of one set of weights."""
 
-    weights: str
+    weights: str  # their fingerprint
     entries: tuple[Entry, ...]
 
     def entry(self, guidance: Guidance) -> Entry | None:
@@ -88,7 +88,6 @@ class Profile:
         return build(cls, doc, "profile")
 
     def save(self, folder: Path) -> None:
-        """Write `profile.json` into a checkpoint folder."""
         write_text(folder / FILE, json.dumps(FORMAT | asdict(self)) + "\n")
 
     @classmethod
@@ -192,7 +191,7 @@ def deviation_unit(flow: Flow, exact: Tensor) -> Tensor | float:
     if flow.default_unit == "absolute":
         return 1.0
     finite = exact[exact.isfinite().flatten(1).all(1)]
-    spread = finite.std(0) if len(finite) > 1 else torch.ones_like(exact[:1].sum(0))
+    spread = finite.std(0) if len(finite) > 1 else exact.new_ones(exact.shape[1:])
     return torch.where(spread > 0, spread, 1.0)
 
 

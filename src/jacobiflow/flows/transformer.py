@@ -200,25 +200,22 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(found, 1).view(n, heads, length, dim)
 
 
-def _plain(module: Any, kind: type[nn.Module]) -> bool:
-    """Whether calling the module is calling `kind.forward`: no subclass, no forward of its own, no hook."""
+def _plain(module: Any, kind: type[nn.Module], **settings: Any) -> bool:
+    """Whether a call is `kind.forward` with these settings: no subclass, no forward of its own, no hook."""
     own = type(module) is kind and "forward" not in vars(module)
-    return own and not (module._forward_hooks or module._forward_pre_hooks)
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    return own and not hooked and all(getattr(module, name) == value for name, value in settings.items())
 
 
 def _standard(w: Any) -> bool:
-    """Whether every part of these weights is plain and has the usual settings."""
-    net = w.net
-    if not (_plain(net, CausalTransformer) and len(net.layers) and all(_plain(m, Layer) for m in net.layers)):
+    """Whether every part of these weights is plain, with the usual settings."""
+    net, heads = w.net, {"heads": w.net.width // w.net.head_dim, "head_dim": w.net.head_dim}
+    if not (_plain(net, CausalTransformer) and len(net.layers) and all(_plain(m, Layer, **heads) for m in net.layers)):
         return False
     linears = [w.proj_in, w.proj_out, *(linear for m in net.layers for linear in (m.qkv, m.proj, m.up, m.down))]
     norms = [norm for m in net.layers for norm in (m.norm1, m.norm2)]
-    return (
-        all((m.heads, m.head_dim) == (net.width // net.head_dim, net.head_dim) for m in net.layers)
-        and all(_plain(m, nn.Linear) and m.bias is not None for m in linears)
-        and all(_plain(m, nn.LayerNorm) and m.bias is not None for m in norms)
-        and all((m.eps, m.normalized_shape) == (EPS, (net.width,)) for m in norms)
-    )
+    known = all(_plain(m, nn.LayerNorm, eps=EPS, normalized_shape=(net.width,)) for m in norms)
+    return known and all(_plain(m, nn.Linear) for m in linears) and all(m.bias is not None for m in linears + norms)
 
 
 # Each number of skipped inputs would be compiled again.

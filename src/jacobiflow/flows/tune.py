@@ -46,13 +46,12 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """The median of its runs."""
         return statistics.median(self.times) if self.times else math.nan
 
     def about(self, exact: Trial) -> Any:
         """As plain data; exact: sequential decoding, beside which it was timed."""
-        doc = {name: getattr(self, name) for name in ("predicted", "seconds", "deviation")}
-        return as_json({"methods": [asdict(m) for m in self.plan], "stable": agree(exact.times, self.times)} | doc)
+        numbers = {name: getattr(self, name) for name in ("predicted", "seconds", "deviation")}
+        return as_json({"methods": [asdict(m) for m in self.plan], "stable": agree(exact.times, self.times)} | numbers)
 
 
 @torch.no_grad()
