@@ -298,7 +298,6 @@ def _matching_config(doc: dict[str, Any], header: Mapping[str, str]) -> tuple[di
 
 
 def _parse_config(doc: Mapping[str, Any], path: Path) -> tuple[type[Any], Any]:
-    """The family and config of a checkpoint."""
     try:
         doc = upgrade(doc)
         family = find_family(doc.get("family"))

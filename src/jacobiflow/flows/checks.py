@@ -61,7 +61,7 @@ def checked(blocks: Sequence[BlockStats], z: Tensor, again: Tensor) -> tuple[tup
     exceeds sqrt(eps) * max(1, |z|) anywhere.
     """
     off = (again - z).abs().flatten(1)
-    residual = off.amax(1) if off.shape[1] else off.new_zeros(len(z))
+    residual = off.amax(1)
     bound = math.sqrt(torch.finfo(z.dtype).eps) * z.abs().clamp_min(1).flatten(1)
     large = (~(off <= bound).all(1)).nonzero()[:, 0].tolist()
     wrong = {i for i in large if all(b.status[i] is Status.EXACT for b in blocks)}

@@ -158,8 +158,7 @@ def _positions(block: Block, z: Tensor, clock: Clock) -> tuple[Work, int]:
     slope, steps = z.new_zeros(n, length), min(STEPS, length - 1)
     while True:
         start = (length - steps + 1) // 2
-        cache = _filled(block, z, start)
-        work = partial(block.engine.solve, z.clone(), z, slope, start, start + steps, cache)
+        work = partial(block.engine.solve, z.clone(), z, slope, start, start + steps, _filled(block, z, start))
         work()
         if steps == length - 1 or _timed(work, clock) >= ENOUGH_SECONDS:
             return work, steps

@@ -102,8 +102,8 @@ class Flow(nn.Module, ABC):
         return 0.0
 
     def prior_var(self) -> Tensor | None:
-        """Variance of the latent before it is standardised, [T, D]; None is 1."""
-        return None
+        """Variance of the latent before it is standardised, [T, D], the buffer `var`; None is 1."""
+        return self._buffers.get("var")
 
     def selective(self, tol: float, init: Init | None) -> Plan:
         """The family's own rule of what to sweep."""

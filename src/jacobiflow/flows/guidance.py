@@ -122,7 +122,6 @@ class Guided(WrappedConditioner):
 
 
 def _pairs(rows: Tensor, n: int) -> Tensor:
-    """Both branches of these rows."""
     return torch.cat((rows, rows + n))
 
 

@@ -82,11 +82,8 @@ class MaskedConditioner:
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         assert isinstance(cache, UnitCache)
-        if isinstance(start, int):
-            self._update(cache, x, start - 1, start + width - 1, start, width)
-            return self._theta(cache, start, start + width)
         # One rectangle for all rows, from the lowest position to the highest: then each takes its own window.
-        low, high = torch.stack(start.aminmax()).tolist()
+        low, high = (start, start) if isinstance(start, int) else torch.stack(start.aminmax()).tolist()
         high = min(high + width, self.length)
         self._update(cache, x, low - 1, high - 1, start, width)
         return take(self._theta(cache, low, high), start - low, width)

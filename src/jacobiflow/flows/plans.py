@@ -81,8 +81,7 @@ def resolve_plan(
         raise PlanError(f"the plan has {len(found)} methods, the flow {len(flow.blocks)} blocks")
     if any(m.init == "calibrated" for m in found) and flow.guesses() is None:
         recall(flow)
-    needs_guesses = any(m.init in (None, "calibrated") for m in found if m.width != 1)
-    return found.resolved(flow.default_unit, calibrated=needs_guesses and flow.guesses() is not None)
+    return found.resolved(flow.default_unit, calibrated=flow.guesses() is not None)
 
 
 @dataclass(frozen=True)

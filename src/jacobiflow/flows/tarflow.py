@@ -117,9 +117,9 @@ class PatchBlock(MemoModule):
         if self.class_embed is None:
             return None
         null = self.class_embed.mean(0, keepdim=True)
-        if labels is None:
-            return null[:, None]
-        return torch.where(labels[:, None] < 0, null, self.class_embed[labels.clamp_min(0)])[:, None]
+        if labels is not None:
+            null = torch.where(labels[:, None] < 0, null, self.class_embed[labels.clamp_min(0)])
+        return null[:, None]
 
     def bind(self, labels: Tensor | None, n: int, guidance: Guidance) -> Conditioner:
         """The conditioner for n rows with these labels [n]."""
@@ -176,6 +176,3 @@ class TarFlow(Flow):
     def bind(self, k: int, n: int, condition: Tensor | None, guidance: Guidance) -> tuple[Conditioner, Bijector]:
         block: Any = self.blocks[k]
         return block.bind(condition, n, guidance), block.bijector
-
-    def prior_var(self) -> Tensor:
-        return self.var  # type: ignore[return-value]

@@ -84,7 +84,6 @@ class WeightMemo:
             _trusted.reset(before)
 
     def _look(self, groups: Iterable[Group], make: Callable[[], Any]) -> _Seen:
-        """The result for the tensors as they are now."""
         with self._lock, torch.no_grad():
             seen = self._seen
             if seen is not None and _trusted.get({}).get(self) == seen.sums:
