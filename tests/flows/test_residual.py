@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow.flows.auto_plan import MARGIN, Choice, pick
 from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.checks import checked
+from jacobiflow.flows.plans import MARGIN, Choice, pick
 from jacobiflow.flows.profile import measure_profile
 from subjects import tarflow
 

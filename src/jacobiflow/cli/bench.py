@@ -19,8 +19,7 @@ from jacobiflow.core.pictures import save_strip
 from jacobiflow.core.progress import note, steps
 from jacobiflow.core.tables import counted, table, terminal_width
 from jacobiflow.flows.checks import remedy
-from jacobiflow.flows.compare import MOST_RUNS, NOISY, Row, compare
-from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
+from jacobiflow.flows.compare import MOST_RUNS, NOISY, PLAIN, Row, compare, has_plain_loop
 from jacobiflow.jobs.sampling import labels_in_turn
 
 HEAD = ("plan", "batch", "seconds", "speed-up", "sweeps", "deviation", "backend", "status")

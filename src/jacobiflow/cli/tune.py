@@ -15,8 +15,8 @@ from jacobiflow.core.arguments import as_int
 from jacobiflow.core.method import Plan
 from jacobiflow.core.progress import steps
 from jacobiflow.core.tables import table
-from jacobiflow.flows.auto_plan import keep
 from jacobiflow.flows.compare import NOISY
+from jacobiflow.flows.plans import keep
 from jacobiflow.flows.tune import tune
 
 

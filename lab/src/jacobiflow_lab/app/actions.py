@@ -10,9 +10,8 @@ from torch import Tensor
 
 from jacobiflow.core.method import Plan
 from jacobiflow.core.results import Decoded
-from jacobiflow.flows.compare import MOST_RUNS, Row, compare
+from jacobiflow.flows.compare import MOST_RUNS, PLAIN, Row, compare, has_plain_loop
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
 from jacobiflow.flows.plans import SWEPT
 from jacobiflow.flows.tune import tune
 from jacobiflow.jobs.sampling import labels_in_turn
