@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-import tyro
 
 from jacobiflow.cli import options as cli
 from jacobiflow.core.arguments import as_int
@@ -37,14 +36,14 @@ FILES = ("samples.png", "samples.npz")
 class JobOptions:
     """Large jobs: -n 100,000 or more, or --format."""
 
-    format: Annotated[Format | None, cli.option("FORMAT")] = None
+    format: Annotated[Format | None, cli.arg(metavar="FORMAT")] = None
     """Write shards: npz, safetensors or png. Default: npz."""
-    batch: Annotated[Literal["auto"] | int, tyro.conf.arg(metavar="BATCH")] = "auto"
+    batch: Annotated[Literal["auto"] | int, cli.arg(metavar="N")] = "auto"
     """Samples per batch; auto is as memory allows."""
-    shard: Annotated[int | None, cli.option("SHARD")] = None
+    shard: Annotated[int | None, cli.arg(metavar="N")] = None
     """Samples per shard. Default: about 1,000, and at most 64 MB."""
-    max_memory: Annotated[float, cli.option("GB")] = 0.0
-    """Memory per process; larger batches are split. Default: all that is free."""
+    max_memory: Annotated[float, cli.arg(metavar="GB")] = 0.0
+    """Memory per process; larger batches are split. 0: all that is free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +59,12 @@ class Args:
     """
 
     flow: cli.FlowOptions
-    n: Annotated[int, tyro.conf.arg(metavar="N", aliases=["-n"])] = 16
-    """How many samples."""
-    plan: Annotated[str | None, cli.option("PLAN")] = None
+    n: Annotated[int, cli.arg(metavar="N", aliases=["-n"])] = 16  # How many samples.
+    plan: Annotated[str | None, cli.arg(metavar="PLAN")] = None
     """auto, sequential, uniform, selective or a JSON file. Default: auto; with --tol or --init selective."""
-    denoise: cli.Switch = False
-    """Remove the noise of training from images, by one gradient step."""
-    check: cli.Switch = False
-    """Print the residual, the largest |encode(x) - z|."""
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("out")
-    """Folder to write into."""
+    denoise: bool = False  # Remove the noise of training from images, by one gradient step.
+    check: bool = False  # Print the residual, the largest |encode(x) - z|.
+    out: cli.Folder = Path("out")  # Folder to write into.
     force: cli.Force = False
     json: cli.Json = False
     decoding: cli.DecodingOptions
@@ -122,15 +117,17 @@ def draw_small(args: Args) -> int:
     files = write(samples, args.out, 10 if args.flow.labels == "0-9" and args.n >= 10 else None)
     stats, nonfinite = samples.stats, samples.status["NONFINITE"]
     worst = max((Status[name] for name in samples.status), key=lambda s: s.rank)
-    residual = None if stats.residual is None else float(stats.residual.max())
+    residual, exactness = None, ""
+    if stats.residual is not None:
+        residual = float(stats.residual.max())
+        exactness = f", residual {residual:.2g}"
+        if args.decoding.tol is not None:
+            warn_if_loose(args.decoding.tol, stats.residual)
+        elif residual > LARGE and args.plan in SWEPT:
+            exactness += " (visibly inexact: add --tol, or leave out --plan)"
     doc = {"backend": stats.backend, "seconds": stats.seconds, "residual": residual, "status": worst.name}
     doc |= {"nonfinite": nonfinite, "out": str(args.out), "files": files, "model": args.flow.model}
     doc |= {"n": args.n, "plan": args.plan, "labels": args.flow.labels, "seed": args.decoding.seed}
-    exactness = "" if residual is None else f", residual {residual:.2g}"
-    if stats.residual is not None and args.decoding.tol is not None:
-        warn_if_loose(args.decoding.tol, stats.residual)
-    elif residual is not None and residual > LARGE and args.plan in SWEPT:
-        exactness += " (visibly inexact: add --tol, or leave out --plan)"
     text = (
         f"{args.n:,} samples, plan {args.plan}, backend {stats.backend}, {stats.seconds:.3f} s, worst status "
         f"{worst.words}{exactness}, in {args.out}: {', '.join(files)}"

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from jacobiflow.cli.options import Device, Switch, parse, pick_device
+from jacobiflow.cli.options import Device, Folder, arg, parse, pick_device
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.tables import listing
 from jacobiflow.data.sources import DataConfig, survey
@@ -37,10 +37,9 @@ class Args(Generic[Model]):
     model: Model
     data: DataConfig
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    out: Path = Path("runs/flow")
-    """Folder of the run."""
+    out: Folder = Path("runs/flow")  # Folder of the run.
     device: Device = "auto"
-    json: tyro.conf.FlagCreatePairsOff[Switch] = False
+    json: Annotated[tyro.conf.FlagCreatePairsOff[bool], arg(help_behavior_hint="")] = False
     """At the end, print the last logged values and the path of the model as JSON."""
 
 

@@ -20,7 +20,6 @@ from jacobiflow.cli.options import (
     GuidanceOptions,
     Seed,
     label_cycle,
-    option,
     parse,
     pick_device,
     refuse_context,
@@ -76,7 +75,7 @@ class Args:
     """Which real images: held-out ones, or those of training."""
     labels: Annotated[str, tyro.conf.arg(metavar="LABELS")] = "all"
     """Classes that samples take in turn: all, none, 3, 0-9 or 1,3,5-7."""
-    plan: Annotated[str | None, option("PLAN")] = None
+    plan: Annotated[str | None, tyro.conf.arg(metavar="PLAN")] = None
     """auto, sequential, uniform, selective or a JSON file. Default: auto; with --tol selective."""
     reference_plan: Annotated[str, tyro.conf.arg(metavar="PLAN")] = "sequential"
     """paired: the plan to compare with."""
