@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.data.config import DataError, data_errors
-from jacobiflow.data.decoding import CHUNK, Encoded, Form, Images, Part, Pixels, Rows, check_memory
+from jacobiflow.data.decoding import Encoded, Form, Images, Part, Pixels, Rows, check_memory
 
 npy: Any = np.lib.format  # without types
 REWRITE = "write the file again with numpy.savez_compressed"
@@ -37,8 +37,8 @@ class ArrayPart(Part):
             raise DataError(f"{self.name} has no labels but the model has classes: {self.advice}")
         labels = read_array(self.path, self.label_name, np.integer, "store one class number per image")
         if labels.shape not in ((len(self),), (len(self), 1)):
-            wrong = f"{self.path}: {self.label_name} has shape {labels.shape} for {len(self)} images"
-            raise DataError(f"{wrong}: give one label per image")
+            wrong = f"has shape {labels.shape} for {len(self)} images: give one label per image"
+            raise DataError(f"{self.path}: {self.label_name} {wrong}")
         return labels.reshape(-1)
 
     def items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
@@ -51,53 +51,45 @@ class ArrayPart(Part):
         wanted = (form.size or height, form.size or width, form.channels or channels)
         if channels == 4 or wanted != (height, width, channels) or form.like not in (None, (height, width)):
             return super().read(rows, form, labels)
-        pixels: Pixels = np.empty((len(rows), channels, height, width), dtype=np.uint8)
-        for start in range(0, len(rows), CHUNK):  # in chunks: a transposed copy would be a second dataset
-            some = slice(start, start + CHUNK)
-            pixels[some] = self.images[rows[some]].transpose(0, 3, 1, 2)
-        return Images(torch.from_numpy(pixels), None if labels is None else labels[rows]), []
+        pixels = torch.from_numpy(self.images).permute(0, 3, 1, 2).index_select(0, torch.from_numpy(rows))
+        return Images(pixels, None if labels is None else labels[rows]), []
 
 
 def open_npz(path: Path) -> tuple[ArrayPart, ArrayPart | None]:
     """The training images of an .npz file, and its validation images if they have an array of their own.
 
-    Arrays: x_train, y_train, x_test, y_test (only the first is required); or x or images, with y or
-    labels; or one array of any name. Images are uint8 [N, H, W], [N, H, W, C] or [N, C, H, W] with C
-    one of 1, 3, 4. If a shape can be read both ways, the last axis is the channels.
+    Arrays: x_train, y_train, x_test, y_test (only the first is required); or x or images, with y or labels; or
+    one array of any name. Images are uint8 [N, H, W], [N, H, W, C] or, unless that fits too, [N, C, H, W].
     """
     with data_errors(f"{path} cannot be read", REWRITE), zipfile.ZipFile(path) as archive:
         names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
 
-    def first(*options: str) -> str | None:
-        return next((name for name in options if name in names), None)
-
     def part(images: str, *labels: str) -> ArrayPart:
-        return ArrayPart(path, images, first(*labels), f"add an array {labels[0]}")
+        return ArrayPart(path, images, next((n for n in labels if n in names), None), f"add an array {labels[0]}")
 
     if "x_train" in names:
         return part("x_train", "y_train"), part("x_test", "y_test") if "x_test" in names else None
-    images = names[0] if len(names) == 1 else first("x", "images")
-    if images is None:
+    images = names if len(names) == 1 else [n for n in ("x", "images") if n in names]
+    if not images:
         arrays = ", ".join(sorted(names)) or "no arrays"
         raise DataError(f"{path} holds {arrays}: name the images x_train or x, and their labels y_train or y")
-    return part(images, "y", "labels"), None
+    return part(images[0], "y", "labels"), None
 
 
 def read_array(path: Path, name: str, dtypes: type[Any], advice: str) -> npt.NDArray[Any]:
     """The array `name` of an .npz file, checked before memory is taken. Nothing is unpickled."""
     where = f"{path}: {name}"
-    with data_errors(f"{where} cannot be read", REWRITE):
-        with zipfile.ZipFile(path) as archive:
-            member = archive.getinfo(f"{name}.npy")
-            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                # zipfile inflates other kinds as a whole, whatever their size
-                raise DataError(f"{where} is compressed in a way that numpy does not use: {REWRITE}")
-            with archive.open(member) as stream:
-                version = npy.read_magic(stream)
-                if version != (1, 0):  # later ones may claim a header of gigabytes
-                    raise DataError(f"{where} is in npy format {version[0]}.{version[1]}: {REWRITE}")
-                shape, _, dtype = npy.read_array_header_1_0(stream)
-                data_bytes = member.file_size - stream.tell()
+    with data_errors(f"{where} cannot be read", REWRITE), zipfile.ZipFile(path) as archive:
+        member = archive.getinfo(f"{name}.npy")
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            # zipfile inflates other kinds as a whole, whatever their size
+            raise DataError(f"{where} is compressed in a way that numpy does not use: {REWRITE}")
+        with archive.open(member) as stream:
+            version = npy.read_magic(stream)
+            if version != (1, 0):  # later ones may claim a header of gigabytes
+                raise DataError(f"{where} is in npy format {version[0]}.{version[1]}: {REWRITE}")
+            shape, _, dtype = npy.read_array_header_1_0(stream)
+            data_bytes = member.file_size - stream.tell()
         if not np.issubdtype(dtype, dtypes):
             raise DataError(f"{where} holds {dtype} values: {advice}")
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != data_bytes:
@@ -109,12 +101,11 @@ def read_array(path: Path, name: str, dtypes: type[Any], advice: str) -> npt.NDA
 
 def _channels_last(x: npt.NDArray[Any], where: str) -> Pixels:
     """Images as [N, H, W, C]."""
-    if x.ndim == 3:
-        x = x[..., None]
-    elif x.ndim == 4 and x.shape[3] not in (1, 3, 4) and x.shape[1] in (1, 3, 4):
-        x = x.transpose(0, 2, 3, 1)
-    elif x.ndim != 4 or x.shape[3] not in (1, 3, 4):
+    found = x[..., None] if x.ndim == 3 else x
+    if found.ndim == 4 and found.shape[3] not in (1, 3, 4):
+        found = found.transpose(0, 2, 3, 1)
+    if found.ndim != 4 or found.shape[3] not in (1, 3, 4):
         raise DataError(f"{where} has shape {x.shape}: give [N, H, W], [N, H, W, C] or [N, C, H, W], C 1, 3 or 4")
     if 0 in x.shape[1:]:
         raise DataError(f"{where} has shape {x.shape}: its images have no pixels")
-    return x
+    return found

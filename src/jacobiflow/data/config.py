@@ -45,10 +45,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:
             raise DataError(f"data.validation must be in [0, 1), not {self.validation}")
-        for name in ("limit", "split_seed"):
-            if getattr(self, name) < 0:
-                raise DataError(f"data.{name} must be 0 or more, not {getattr(self, name)}")
-        if not self.split_seed < 2**63:
-            raise DataError(f"data.split_seed must be below 2^63, not {self.split_seed}")
+        if self.limit < 0:
+            raise DataError(f"data.limit must be 0 or more, not {self.limit}")
+        if not 0 <= self.split_seed < 2**63:
+            raise DataError(f"data.split_seed must be below 2^63 and 0 or more, not {self.split_seed}")
         if self.fit not in get_args(Fit):
             raise DataError(f"data.fit must be {' or '.join(get_args(Fit))}, not {self.fit!r}")

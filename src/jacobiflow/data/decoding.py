@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -40,13 +40,13 @@ SLOW = {"WEBP": 20_000_000, "AVIF": 20_000_000, "JPEG2000": 4_000_000}
 LARGE = 4_000_000  # pixels above which images are decoded one at a time, to bound their memory
 MAX_BYTES = 64 * 2**30  # of one array, on machines with more memory than that
 
-# Raster formats only: Pillow passes some others (EPS) to external programs.
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+# Raster formats only, of those that this Pillow has: it passes some others (EPS) to external programs.
+Image.init()
+KNOWN = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+FORMATS = tuple(name for name in KNOWN if name in Image.OPEN)
 SUFFIXES = {".png", ".jpg", ".jpeg", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 SUFFIXES |= {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"}
-
 GREY = ("1", "L", "LA")  # Pillow's modes
-
 CHUNK = 512  # images that are held in encoded form at a time
 
 
@@ -95,8 +95,8 @@ class Part(ABC):
         Such images are left out. With form.size None all must have one size. With form.channels None the
         result is grey if all images are. labels: of all images.
         """
-        images: list[Pixels] = []
-        failed, kept, channels, like, first = list[str](), list[int](), 0, form.like, "the training images are"
+        images, failed, kept = list[Pixels](), list[str](), list[int]()
+        channels, like, first = 0, form.like, "the training images are"
         items, left, decode_one = self.items(rows), iter(rows), partial(_decode_or_reason, form=form)
         shown = {"total": len(rows), "desc": f"reading {self.name}", "unit": "image"}
         with (
@@ -115,8 +115,7 @@ class Part(ABC):
                         like, first = (height, width), f"{name} is"
                     if like != (height, width):
                         sizes = f"{first} {like[1]} x {like[0]} pixels and {name} is {width} x {height}"
-                        advice = "ask for an image size, or give all images the same"
-                        raise DataError(f"{self.name}: {sizes}: {advice}")
+                        raise DataError(f"{self.name}: {sizes}: ask for an image size, or give all images the same")
                     if colours > channels:  # one colour image makes all of them colour
                         channels = colours
                         check_memory(len(rows) * image.size, f"{self.name} ({len(rows)} images)")
@@ -127,8 +126,7 @@ class Part(ABC):
         pixels: Pixels = np.empty((len(images), channels or form.channels or 0, *size), dtype=np.uint8)
         for i in reversed(range(len(images))):
             pixels[i] = images.pop().transpose(2, 0, 1)  # and frees it: there is no second dataset
-        chosen = None if labels is None else labels[np.array(kept, dtype=np.int64)]
-        return Images(torch.from_numpy(pixels), chosen), failed
+        return Images(torch.from_numpy(pixels), None if labels is None else labels[kept]), failed
 
 
 def check_memory(count: int, what: str) -> None:
@@ -151,20 +149,25 @@ def _decode_or_reason(item: tuple[str, Encoded], form: Form) -> Pixels | str:
 
 def look(source: Encoded) -> tuple[int, int, int]:
     """Width, height and channels (1 or 3) of an image, from its header; ValueError if it has none."""
-    if isinstance(source, np.ndarray):
-        return source.shape[1], source.shape[0], 1 if source.ndim == 2 else 3
-    with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as picture:
+    with opened(source) as picture:
         return *picture.size, 1 if picture.mode in GREY or picture.mode.startswith("I") else 3
+
+
+def opened(source: Encoded) -> Image.Image:
+    """An image of which only the header is read."""
+    if isinstance(source, np.ndarray):
+        return Image.fromarray(source)
+    if isinstance(source, Path):
+        check_plain(source)
+    return Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+
+
+_alone = threading.Lock()
 
 
 def decode(source: Encoded, form: Form) -> Pixels:
     """One image as [H, W, C]: its first frame, upright, 8 bit, without transparency."""
-    if isinstance(source, np.ndarray):
-        return shape(Image.fromarray(source), form)
-    if isinstance(source, Path):
-        check_plain(source)
-    stream = BytesIO(source) if isinstance(source, bytes) else source
-    with Image.open(stream, formats=_formats()) as picture:  # reads the header only
+    with opened(source) as picture:
         (width, height), most = picture.size, SLOW.get(picture.format or "", MAX_PIXELS)
         if width * height > most:
             kind = f" of a {picture.format} file" if most < MAX_PIXELS else ""
@@ -174,15 +177,6 @@ def decode(source: Encoded, form: Form) -> Pixels:
             with suppress(Exception):  # damaged EXIF data does not damage the pixels
                 ImageOps.exif_transpose(picture, in_place=True)
             return shape(picture, form)
-
-
-_alone = threading.Lock()
-
-
-@cache
-def _formats() -> tuple[str, ...]:
-    Image.init()
-    return tuple(f for f in FORMATS if f in Image.OPEN)
 
 
 def shape(picture: Image.Image, form: Form) -> Pixels:
@@ -213,22 +207,16 @@ def flatten(picture: Image.Image) -> Image.Image:
 
 
 def square(picture: Image.Image, size: int, fit: Fit) -> Image.Image:
-    """An image as size x size (Lanczos).
-
-    "crop": the short side becomes `size` and the centre is kept; "stretch": both sides become `size`;
-    "pad": the long side becomes `size`, with equal black borders.
-    """
-    width, height = picture.size
+    """An image as size x size: its centre ("crop"), all of it ("stretch"), or with black borders ("pad")."""
+    resize, (width, height) = partial(picture.resize, resample=Image.Resampling.LANCZOS), picture.size
     if fit == "stretch":
-        return picture.resize((size, size), Image.Resampling.LANCZOS)
+        return resize((size, size))
     if fit == "crop":
         # Resizing a box equals resizing the image and then cropping, but is cheap for thin strips too.
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
-        return picture.resize((size, size), Image.Resampling.LANCZOS, box=(left, top, left + side, top + side))
-    scale = size / max(width, height)
-    inner = (max(1, round(width * scale)), max(1, round(height * scale)))
+        return resize((size, size), box=(left, top, left + side, top + side))
+    inner_width, inner_height = (max(1, round(side * size / max(width, height))) for side in (width, height))
     sheet = Image.new(picture.mode, (size, size))
-    corner = ((size - inner[0]) // 2, (size - inner[1]) // 2)
-    sheet.paste(picture.resize(inner, Image.Resampling.LANCZOS), corner)
+    sheet.paste(resize((inner_width, inner_height)), ((size - inner_width) // 2, (size - inner_height) // 2))
     return sheet
