@@ -7,13 +7,12 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ Encoded = Path | bytes | Pixels  # a file, the content of one, or pixels [H, W] 
 MAX_PIXELS = 40_000_000
 SLOW = {"WEBP": 20_000_000, "AVIF": 20_000_000, "JPEG2000": 4_000_000}
 LARGE = 4_000_000  # pixels above which images are decoded one at a time, to bound their memory
+ALONE = threading.Lock()
 MAX_BYTES = 64 * 2**30  # of one array, on machines with more memory than that
 
 # Raster formats only, of those that this Pillow has: it passes some others (EPS) to external programs.
@@ -47,7 +47,7 @@ FORMATS = tuple(name for name in KNOWN if name in Image.OPEN)
 SUFFIXES = {".png", ".jpg", ".jpeg", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 SUFFIXES |= {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"}
 GREY = ("1", "L", "LA")  # Pillow's modes
-CHUNK = 512  # images that are held in encoded form at a time
+CHUNK = 512  # images that wait for a thread at a time
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Part(ABC):
         """One class number per image; DataError if there are none."""
 
     @abstractmethod
-    def items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
-        """The name and the content of each image of `rows`."""
+    def item(self, row: int) -> tuple[str, Encoded]:
+        """The name and the content of an image."""
 
     def read(self, rows: Rows, form: Form, labels: Tensor | None) -> tuple[Images, list[str]]:
         """The images `rows`, in that order, decoded in parallel, and a line per image that cannot be read.
@@ -97,7 +97,6 @@ class Part(ABC):
         """
         images, failed, kept = list[Pixels](), list[str](), list[int]()
         channels, like, first = 0, form.like, "the training images are"
-        items, left, decode_one = self.items(rows), iter(rows), partial(_decode_or_reason, form=form)
         shown = {"total": len(rows), "desc": f"reading {self.name}", "unit": "image"}
         with (
             warnings.catch_warnings(),  # here, not in the threads: it changes the whole process
@@ -105,28 +104,39 @@ class Part(ABC):
             progress_bar(**shown, disable=not sys.stderr.isatty()) as bar,
         ):
             warnings.filterwarnings("ignore", module="PIL")  # what matters is an error or checked here
-            while chunk := list(islice(items, CHUNK)):
-                for (name, _), row, image in zip(chunk, left, pool.map(decode_one, chunk), strict=False):
-                    if isinstance(image, str):
-                        failed.append(f"{name} ({image})")
-                        continue
-                    height, width, colours = image.shape
-                    if like is None:
-                        like, first = (height, width), f"{name} is"
-                    if like != (height, width):
-                        sizes = f"{first} {like[1]} x {like[0]} pixels and {name} is {width} x {height}"
-                        raise DataError(f"{self.name}: {sizes}: ask for an image size, or give all images the same")
-                    if colours > channels:  # one colour image makes all of them colour
-                        channels = colours
-                        check_memory(len(rows) * image.size, f"{self.name} ({len(rows)} images)")
-                    images.append(image)
-                    kept.append(row)
-                bar.update(len(chunk))
+            chunks = (rows[i : i + CHUNK].tolist() for i in range(0, len(rows), CHUNK))
+            found = chain.from_iterable(pool.map(partial(self._decoded, form=form), chunk) for chunk in chunks)
+            for row, (name, image) in zip(rows, found, strict=True):
+                bar.update()
+                if isinstance(image, str):
+                    failed.append(f"{name} ({image})")
+                    continue
+                height, width, colours = image.shape
+                if like is None:
+                    like, first = (height, width), f"{name} is"
+                if like != (height, width):
+                    sizes = f"{first} {like[1]} x {like[0]} pixels and {name} is {width} x {height}"
+                    raise DataError(f"{self.name}: {sizes}: ask for an image size, or give all images the same")
+                if colours > channels:  # one colour image makes all of them colour
+                    channels = colours
+                    check_memory(len(rows) * image.size, f"{self.name} ({len(rows)} images)")
+                images.append(image)
+                kept.append(row)
         size = like or (form.size or 0,) * 2
         pixels: Pixels = np.empty((len(images), channels or form.channels or 0, *size), dtype=np.uint8)
         for i in reversed(range(len(images))):
             pixels[i] = images.pop().transpose(2, 0, 1)  # and frees it: there is no second dataset
         return Images(torch.from_numpy(pixels), None if labels is None else labels[kept]), failed
+
+    def _decoded(self, row: int, form: Form) -> tuple[str, Pixels | str]:
+        """The name and the pixels of an image, or the reason why it cannot be read."""
+        name, content = self.item(row)
+        try:
+            return name, decode(content, form)
+        except UnidentifiedImageError:
+            return name, "not a readable image"
+        except Exception as error:  # damaged files make decoders raise almost anything
+            return name, one_line(error)
 
 
 def check_memory(count: int, what: str) -> None:
@@ -135,16 +145,6 @@ def check_memory(count: int, what: str) -> None:
     if count > limit:
         sizes = f"{count / 1e9:,.1f} GB of memory, the limit is {limit / 1e9:,.1f} GB"
         raise DataError(f"{what} would take {sizes}: use fewer or smaller images")
-
-
-def _decode_or_reason(item: tuple[str, Encoded], form: Form) -> Pixels | str:
-    """The pixels of an image, or the reason why it cannot be read."""
-    try:
-        return decode(item[1], form)
-    except UnidentifiedImageError:
-        return "not a readable image"
-    except Exception as error:  # damaged files make decoders raise almost anything
-        return one_line(error)
 
 
 def look(source: Encoded) -> tuple[int, int, int]:
@@ -162,9 +162,6 @@ def opened(source: Encoded) -> Image.Image:
     return Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
 
 
-_alone = threading.Lock()
-
-
 def decode(source: Encoded, form: Form) -> Pixels:
     """One image as [H, W, C]: its first frame, upright, 8 bit, without transparency."""
     with opened(source) as picture:
@@ -172,7 +169,7 @@ def decode(source: Encoded, form: Form) -> Pixels:
         if width * height > most:
             kind = f" of a {picture.format} file" if most < MAX_PIXELS else ""
             raise ValueError(f"{width} x {height} pixels{kind} are too many, {most:,} is the most")
-        with _alone if width * height > LARGE else nullcontext():
+        with ALONE if width * height > LARGE else nullcontext():
             picture.load()
             with suppress(Exception):  # damaged EXIF data does not damage the pixels
                 ImageOps.exif_transpose(picture, in_place=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from jacobiflow.core.progress import note
 from jacobiflow.core.suggest import pip_install
 from jacobiflow.data.config import VALIDATION, DataConfig, DataError, data_errors
-from jacobiflow.data.decoding import CHUNK, Encoded, Part, Rows
+from jacobiflow.data.decoding import Encoded, Part
 
 
 class HubPart(Part):
@@ -55,12 +55,10 @@ class HubPart(Part):
             raise DataError(f"{self.name}: {wrong}: set data.label_column to one that does")
         return labels.astype(np.int64)
 
-    def items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
-        for start in range(0, len(rows), CHUNK):
-            some = rows[start : start + CHUNK].tolist()
-            for row, cell in zip(some, self.cells[some][self.column], strict=True):
-                content, path = (cell or {}).get("bytes"), (cell or {}).get("path")
-                yield f"{self.split} row {row}", content or (Path(path) if path else b"")
+    def item(self, row: int) -> tuple[str, Encoded]:
+        cell = self.cells[row][self.column] or {}
+        content, path = cell.get("bytes"), cell.get("path")
+        return f"{self.split} row {row}", content or (Path(path) if path else b"")
 
     def _pick(self, what: str, wanted: str, found: list[str], preferred: tuple[str, ...], allowed: list[str]) -> str:
         """The column that the user asks for, or else the only candidate."""

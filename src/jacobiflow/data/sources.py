@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jacobiflow.data.arrays import open_npz
 from jacobiflow.data.config import DataConfig, DataError
 from jacobiflow.data.decoding import MAX_PIXELS, SUFFIXES, Form, Images, Part, Rows, look
-from jacobiflow.data.folder import open_folder
 from jacobiflow.data.hub import is_dataset, open_dataset
+from jacobiflow.data.local import open_folder, open_npz
 
 __all__ = ["DataConfig", "DataError", "Images", "Survey", "load_images", "survey"]
 
@@ -97,9 +96,9 @@ def survey(config: DataConfig) -> Survey:
     seen = list[tuple[int, int, int]]()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # what it says of large pictures is said when they are read
-        for _, content in part.items(rows):
+        for row in rows.tolist():
             with suppress(Exception):  # damaged ones are named when they are read
-                seen.append(look(content))
+                seen.append(look(part.item(row)[1]))
     if not seen:
         raise DataError(f"{part.name}: none of {len(rows)} images can be read")
     classes = 0
