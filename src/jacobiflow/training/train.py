@@ -86,9 +86,8 @@ def take_weights(flow: Flow, source: str) -> None:
     have, need = ({k: list(v.shape) for k, v in t.items()} for t in (found, flow.state_dict()))
     for name in sorted(have.keys() | need.keys()):
         if have.get(name) != need.get(name):
-            shapes = f"{have.get(name, 'missing')} there, {need.get(name, 'missing')} here"
-            wrong = f"training.start {source} has another shape than the model"
-            raise TrainingError(f"{wrong}: tensor {name} is {shapes}")
+            shapes = f"tensor {name} is {have.get(name, 'missing')} there, {need.get(name, 'missing')} here"
+            raise TrainingError(f"training.start {source} has another shape than the model: {shapes}")
     flow.load_state_dict(found)
 
 
