@@ -93,8 +93,8 @@ def installed(name: str) -> str | None:
 
 def versions() -> Finding:
     """Our distributions, which belong together, and those that we need."""
-    facts: dict[str, str | None] = {"jacobiflow": __version__, "Python": platform.python_version()}
-    facts |= {name: installed(name) for name in (*OURS, *OTHERS)}
+    facts = {"jacobiflow": __version__} | {name: installed(name) for name in OURS}
+    facts |= {"Python": platform.python_version()} | {name: installed(name) for name in OTHERS}
     wrong = [name.removeprefix("jacobiflow-") for name in OURS if facts[name] not in (None, __version__)]
     text = ", ".join(f"{name} {version or 'not installed'}" for name, version in facts.items())
     if wrong:
@@ -177,12 +177,11 @@ def self_check(device: torch.device) -> Finding:
         wrong = f"decoding on {device} fails ({one_line(error)[:200]})"
         warnings.warn(f"{wrong}: update its driver and torch", stacklevel=1)
         return f"{facts['processor']}: fails", facts
-    backend, deviation = " + ".join(sorted(set(backends))), float(torch.stack(deviations).max())
-    if not deviation <= LARGEST_DEVIATION:
-        wrong = f"samples of {device} with backend {backend} deviate by {deviation:.1g}"
+    facts |= {"backend": " + ".join(sorted(set(backends))), "deviation": float(torch.stack(deviations).max())}
+    if not facts["deviation"] <= LARGEST_DEVIATION:
+        wrong = f"samples of {device} with backend {facts['backend']} deviate by {facts['deviation']:.1g}"
         warnings.warn(f"{wrong}: use --backend torch or another device, and report this", stacklevel=1)
-    text = f"{facts['processor']}, backend {backend}, self-check deviates by {deviation:.1g}"
-    return text, facts | {"backend": backend, "deviation": deviation}
+    return "{processor}, backend {backend}, self-check deviates by {deviation:.1g}".format(**facts), facts
 
 
 def deviation_on(device: torch.device, flow: Flow) -> tuple[str, torch.Tensor]:

@@ -45,15 +45,19 @@ def find(name: str) -> Any:
 
 def overview() -> str:
     """What `jacobiflow --help` prints."""
-    return (
-        "usage: jacobiflow COMMAND [options]\n\n"
-        "Fast sampling of autoregressive normalizing flows.\n\n"
-        f"commands:\n{listing(COMMANDS.items())}\n\n"
-        "example:\n  jacobiflow sample mnist -n 16 --labels 0-9 --out out\n\n"
-        "`jacobiflow COMMAND --help` explains a command.\n"
-        "`jacobiflow --version` (or -V) prints the version.\n"
-        "`jacobiflow --completion bash` (or zsh, fish) prints a completion script."
-    )
+    return f"""usage: jacobiflow COMMAND [options]
+
+Fast sampling of autoregressive normalizing flows.
+
+commands:
+{listing(COMMANDS.items())}
+
+example:
+  jacobiflow sample mnist -n 16 --labels 0-9 --out out
+
+`jacobiflow COMMAND --help` explains a command.
+`jacobiflow --version` (or -V) prints the version.
+`jacobiflow --completion bash` (or zsh, fish) prints a completion script."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

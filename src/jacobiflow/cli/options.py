@@ -207,14 +207,13 @@ def pick_device(name: str) -> torch.device:
     """A device by name, checked by using it; "auto" is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    wrong = f"must be auto, cpu, cuda, cuda:1 or the like, not {name!r}"
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"--device must be auto, cpu, cuda, cuda:1 or the like, not {name!r}") from None
-    try:
+        wrong = f"{name}: this torch sees no such device"
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError):  # device types raise different errors
-        raise ValueError(f"--device {name}: this torch sees no such device") from None
+        raise ValueError(f"--device {wrong}") from None
     return device
 
 

@@ -76,10 +76,10 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 1 if samples are not finite."""
     args = cli.parse(Args, argv, command="sample")
     as_int("-n", args.n, 1)
-    args = replace(args, plan=args.plan or args.decoding.default_plan)
-    args.decoding.check([args.plan or ""])
+    plan = args.plan or args.decoding.default_plan
+    args.decoding.check([plan])
     large = args.job.format is not None or LARGE_JOB <= args.n <= MAX_JOB
-    return draw_large(args) if large else draw_small(args)
+    return (draw_large if large else draw_small)(replace(args, plan=plan))
 
 
 def settings(args: Args, flow: Flow) -> Settings:
@@ -162,8 +162,7 @@ def draw_large(args: Args) -> int:
         as_int("--batch", args.job.batch, 1)
     if args.job.shard is not None:
         as_int("--shard", args.job.shard, 1, 100_000)
-    device = args.flow.find_device()
-    outcome = run(args.flow.model, args.out, device, partial(settings, args), note)
+    outcome = run(args.flow.model, args.out, args.flow.find_device(), partial(settings, args), note)
     if outcome is None:  # the first process reports
         return 0
     job = outcome.job

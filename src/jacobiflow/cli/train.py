@@ -14,7 +14,7 @@ from jacobiflow.cli.options import Device, Folder, arg, parse, pick_device
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.tables import listing
 from jacobiflow.data.sources import DataConfig, survey
-from jacobiflow.training.log import last
+from jacobiflow.training.log import entries
 from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_for, recipe_names
 from jacobiflow.training.train import train
 
@@ -46,18 +46,19 @@ class Args(Generic[Model]):
 def usage() -> str:
     """The text of `jacobiflow train --help`. Further flags depend on the recipe."""
     names = listing((name, Recipe.load(name).about) for name in recipe_names())
-    return (
-        "usage: jacobiflow train RECIPE [options]\n"
-        "   or: jacobiflow train --images FOLDER [options]\n\n"
-        "--images infers a recipe from images: a folder, an .npz file or a dataset id.\n"
-        "RECIPE is a TOML file or one of\n"
-        f"{names}\n\n"
-        "`jacobiflow train RECIPE --help` lists all options.\n\n"
-        "example:\n"
-        "  jacobiflow train mnist-cpu --data.source mnist.npz --out runs/mnist\n"
-        "on 8 GPUs of one machine:\n"
-        "  torchrun --nproc-per-node 8 -m jacobiflow.cli.main train cifar10-paper"
-    )
+    return f"""usage: jacobiflow train RECIPE [options]
+   or: jacobiflow train --images FOLDER [options]
+
+--images infers a recipe from images: a folder, an .npz file or a dataset id.
+RECIPE is a TOML file or one of
+{names}
+
+`jacobiflow train RECIPE --help` lists all options.
+
+example:
+  jacobiflow train mnist-cpu --data.source mnist.npz --out runs/mnist
+on 8 GPUs of one machine:
+  torchrun --nproc-per-node 8 -m jacobiflow.cli.main train cifar10-paper"""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -85,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         train(recipe, args.out, pick_device(args.device), world, data)
         if args.json and world.leader:
-            doc = {"out": str(args.out), "model": str(args.out / "model"), **last(args.out)}
+            doc = {"out": str(args.out), "model": str(args.out / "model"), **entries(args.out)[-1]}
             print(json.dumps(doc, indent=2, allow_nan=False))
     finally:
         leave_process_group()

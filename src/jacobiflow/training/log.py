@@ -81,11 +81,6 @@ class Log:
             self.bar.refresh()
 
 
-def last(folder: Path) -> dict[str, float | None]:
-    """All values that were logged at the last step."""
-    return (entries(folder) or [{}])[-1]
-
-
 def entries(folder: Path) -> list[dict[str, Any]]:
     """The lines of a log, but for one that was cut off."""
     path, found = folder / "log.jsonl", []

@@ -113,18 +113,17 @@ class Trainer:
             raise TrainingError("training.bf16: this processor has no bfloat16 instructions: leave it out")
         self.per_epoch = len(train) // config.batch_size
         self.total = max(1, round(config.epochs * self.per_epoch))
-        self.optimizer = torch.optim.AdamW(
-            flow.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-        )
+        options: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "weight_decay": config.weight_decay}
+        self.optimizer = torch.optim.AdamW(flow.parameters(), **options)
         self.average: Flow | None = deepcopy(flow) if config.ema else None
         self.result = self.average or flow
         loss: Any = Loss(flow, config.tol)
         if config.compile:
             loss = torch.compile(loss)
         if world.size > 1:
-            sync = "forward_sync_buffers"  # buffers are equal everywhere; older versions of torch have another name
-            known = sync in inspect.signature(nn.parallel.DistributedDataParallel).parameters
-            options: dict[str, Any] = {sync if known else "broadcast_buffers": False}
+            names = inspect.signature(nn.parallel.DistributedDataParallel).parameters  # they differ between versions
+            sync = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+            options = {sync: False}  # buffers are equal everywhere
             loss = nn.parallel.DistributedDataParallel(loss, **options)
         self.loss: nn.Module = loss
         more = {"total": self.total, "flow": document(flow)}
@@ -134,8 +133,8 @@ class Trainer:
         """The settings and the training images that a resumed run must share, as one flat table."""
         content: dict[str, Any] = {"training images": len(self.train)}
         if isinstance(self.train, Images):
-            tensors = {"pixels": self.train.pixels, "labels": self.train.labels}
-            content[CONTENT] = checksum({k: v for k, v in tensors.items() if v is not None})
+            labels = {} if self.train.labels is None else {"labels": self.train.labels}
+            content[CONTENT] = checksum({"pixels": self.train.pixels} | labels)
         if content != self.world.share(lambda: content):
             raise TrainingError("this process has read other images than the first: give all the same data")
         doc = json.loads(json.dumps(self.recipe.to_dict()))

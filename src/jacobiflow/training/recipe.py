@@ -33,7 +33,7 @@ RULES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     ("0 or more", lambda v: 0 <= v < math.inf, ("final_lr", "warmup_epochs", "weight_decay", "clip", "tol")),
     ("0 or more", lambda v: v >= 0, ("seed", "sample_every", "keep_every", "validate")),
     ("below 2^63", lambda v: v < 2**63, ("seed",)),
-    ("in [0, 1)", lambda v: 0 <= v < 1, ("label_drop", "ema")),
+    ("in [0, 1)", lambda v: 0 <= v < 1, ("label_drop", "ema", "betas")),
 )
 
 
@@ -69,10 +69,9 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for rule, holds, names in RULES:
             for name in names:
-                if not holds(getattr(self, name)):
-                    raise RecipeError(f"training.{name} must be {rule}, not {getattr(self, name)}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise RecipeError(f"training.betas must be in [0, 1), not {self.betas}")
+                value = getattr(self, name)
+                if not all(map(holds, value if isinstance(value, tuple) else [value])):
+                    raise RecipeError(f"training.{name} must be {rule}, not {value}")
         if self.noise not in get_args(Noise):
             raise RecipeError(f"training.noise must be {' or '.join(get_args(Noise))}, not {self.noise!r}")
 
@@ -87,13 +86,10 @@ class Recipe:
     about: str = ""
 
     def __post_init__(self) -> None:
-        family = family_of(self.model)
-        if family.trains_on_noise:
-            if self.data.source:
-                raise RecipeError(f"a {family.family} flow learns without data: leave data.source empty")
-            return
-        std, noise = getattr(self.model, "noise_std", 0.0), self.training.noise
-        if noise == "gaussian" and not std:
+        family, std, noise = family_of(self.model), getattr(self.model, "noise_std", 0.0), self.training.noise
+        if family.trains_on_noise and self.data.source:
+            raise RecipeError(f"a {family.family} flow learns without data: leave data.source empty")
+        if noise == "gaussian" and not std and not family.trains_on_noise:
             raise RecipeError("training.noise gaussian needs a model with a noise_std above 0: set it or other noise")
         if noise != "gaussian" and std:
             raise RecipeError(f"model.noise_std {std} is for training.noise gaussian, not {noise}: set it to 0")
@@ -189,11 +185,10 @@ def image_side(median: int, most: int) -> tuple[int, int]:
     >>> [image_side(side, 16) for side in (28, 32, 64, 37, 500)]
     [(28, 2), (32, 2), (64, 4), (36, 3), (64, 4)]
     """
-    side = min(median, MAX_SIDE)
-    if side < 2:
+    if median < 2:
         raise DataError(f"the shorter sides of the images are {median} pixels (median): give larger images")
-    patch = -(-side // most)
-    return side - side % patch, patch
+    patch = math.ceil(min(median, MAX_SIDE) / most)
+    return min(median, MAX_SIDE) // patch * patch, patch
 
 
 def image_form(model: Any) -> tuple[int, int, int]:

@@ -74,16 +74,14 @@ class State:
         self.model.load_state_dict(_part(tensors, "model."))
         if self.average is not None:
             self.average.load_state_dict(_part(tensors, "average."))
-        slots: dict[str, dict[str, Tensor]] = {}
-        for key, value in _part(tensors, "optimizer.").items():
-            slot, _, name = key.partition(".")
-            slots.setdefault(name, {})[slot] = value
+        stored = _part(tensors, "optimizer.")
+        known = {key.partition(".")[0] for key in stored}  # the slots of this optimizer
         for name, p in self.model.named_parameters():
-            own = slots.get(name, {})
-            if any(k != "step" and v.shape != p.shape for k, v in own.items()):
+            slots = {slot: stored[f"{slot}.{name}"] for slot in known if f"{slot}.{name}" in stored}
+            if any(slot != "step" and v.shape != p.shape for slot, v in slots.items()):
                 raise ValueError(f"its optimizer state of {name} has another shape")
-            if own:
-                self.optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in own.items()}
+            if slots:
+                self.optimizer.state[p] = {slot: v if slot == "step" else v.to(p.device) for slot, v in slots.items()}
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
