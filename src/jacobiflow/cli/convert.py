@@ -32,8 +32,7 @@ class Args:
     checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]  # The public checkpoint.
     out: Annotated[Positional[Path], arg(metavar="FOLDER")]  # The folder to write.
     channels: Count = 3  # Colour channels of the images; 1 is grey.
-    noise_std: Annotated[float | None, arg(metavar="STD")] = None
-    """Noise of training. Default: as a public file name says."""
+    noise_std: Annotated[float | None, arg(metavar="STD")] = None  # Noise of training. Default: as the file name says.
     profile: Literal["quick", "full", "none"] = "quick"
     """How sweeps converge, which plan auto uses: measured within about two minutes, in full, or not."""
     force: Force = False

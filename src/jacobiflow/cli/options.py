@@ -77,8 +77,7 @@ class FlowOptions:
 class DecodingOptions:
     """How noise is drawn and decoded."""
 
-    tol: Annotated[float | None, arg(metavar="TOL")] = None
-    """Largest change in the last sweep. Default: the model's own."""
+    tol: Annotated[float | None, arg(metavar="TOL")] = None  # Largest change in the last sweep. Default: the model's.
     init: Annotated[Init | None, arg(metavar="INIT")] = None
     """First guess: zeros, noise, previous or calibrated. Default: the model's own."""
     max_deviation: Annotated[float | None, arg(metavar="BOUND")] = None
@@ -132,8 +131,9 @@ class GuidanceOptions:
 
 def parse(kind: type[T], args: Sequence[str], *, command: str, default: T | None = None) -> T:
     """The options of one command; --help prints them and ends the program. A mistake raises ValueError."""
-    options: dict[str, Any] = {"default": default} if default else {"config": (tyro.conf.AvoidSubcommands, *MARKS)}
+    options: dict[str, Any] = {"config": (tyro.conf.AvoidSubcommands, *(MARKS if default is None else ()))}
     options |= {"prog": f"jacobiflow {command}", "description": inspect.getdoc(get_origin(kind) or kind)}
+    options |= {} if default is None else {"default": default}
     said, wrong = StringIO(), StringIO()
     try:
         with redirect_stdout(said), redirect_stderr(wrong):

@@ -36,8 +36,7 @@ class Args:
     max_deviation: Annotated[float | None, cli.arg(metavar="BOUND")] = None
     """Largest deviation from exact. Default: the model's own."""
     save: bool = False  # Keep what was measured in the checkpoint's folder instead of the cache folder.
-    out: Annotated[Path, cli.arg(metavar="FILE")] = Path("plan.json")
-    """The plan file to write, for --plan of other commands."""
+    out: Annotated[Path, cli.arg(metavar="FILE")] = Path("plan.json")  # The plan file, for --plan of other commands.
     force: cli.Force = False
     json: cli.Json = False
     guidance: cli.GuidanceOptions

@@ -90,10 +90,9 @@ class Part(ABC):
         """The name and the content of an image."""
 
     def read(self, rows: Rows, form: Form, labels: Tensor | None) -> tuple[Images, list[str]]:
-        """The images `rows`, in that order, decoded in parallel, and a line per image that cannot be read.
+        """The images `rows`, in that order, and a line per image that cannot be read. labels: of all images.
 
-        Such images are left out. With form.size None all must have one size. With form.channels None the
-        result is grey if all images are. labels: of all images.
+        With form.size None all must have one size. With form.channels None the result is grey if all images are.
         """
         images, failed, kept = list[Pixels](), list[str](), list[int]()
         channels, like, first = 0, form.like, "the training images are"

@@ -111,10 +111,7 @@ def _channels_last(x: npt.NDArray[Any], where: str) -> Pixels:
 
 
 class FolderPart(Part):
-    """All images below a folder, sorted by path. First-level sub-folders that hold images are the classes.
-
-    A class number is the index in `classes`; default: the sorted names of the sub-folders.
-    """
+    """All images below a folder, sorted by path. Sub-folders that hold images are the classes, in order of names."""
 
     def __init__(self, root: Path, classes: tuple[str, ...] | None = None) -> None:
         self.root, self.name = root, str(root)
@@ -129,8 +126,8 @@ class FolderPart(Part):
 
     def labels(self) -> npt.NDArray[Any]:
         if not self.classes:
-            advice = "put the images of each class into a sub-folder of its own"
-            raise DataError(f"{self.root} has no labels but the model has classes: {advice}")
+            wrong = f"{self.root} has no labels but the model has classes"
+            raise DataError(f"{wrong}: put the images of each class into a sub-folder of its own")
         number = {name: i for i, name in enumerate(self.classes)}
         for path, folder in zip(self.paths, self.folders, strict=True):
             if not folder:
@@ -158,10 +155,7 @@ def open_folder(root: Path) -> tuple[FolderPart, FolderPart | None]:
 
 
 def find_images(root: Path) -> list[Path]:
-    """The image files at any depth below `root`, as sorted paths relative to it.
-
-    Hidden files and folders (.name) are skipped. Links to folders are followed, each folder once.
-    """
+    """The image files below `root`, as sorted paths relative to it. Links are followed once; .names are skipped."""
     images, seen, todo = list[Path](), set[tuple[int, int]](), [root]
     for folder in todo:
         stat = folder.stat()

@@ -35,10 +35,8 @@ def load_images(
     image_size: None keeps the size, which must be the same for all. channels: 1 is grey (ITU-R 601 luminance), 3 is
     RGB, None is grey if all training images are. With num_classes > 0 every image has a label from 0 to
     num_classes - 1, otherwise labels are dropped. Images that cannot be read are left out, with one warning.
-
-    A source may have a split of its own: arrays x_train and x_test, sub-folders or dataset splits train and
-    validation (or valid, val, test). Otherwise a share config.validation is held out, at least one image of two or
-    more; it depends on the source and config.split_seed only, and comes in random order.
+    A source without a split of its own (x_train and x_test, or train and validation, valid, val or test) has a
+    share config.validation held out, in random order; it depends on the source and config.split_seed only.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
