@@ -40,6 +40,8 @@ Model = Annotated[
     tyro.conf.Positional[str], arg(metavar="MODEL", help="A bundled name, a checkpoint folder or a hub id.")
 ]
 Count = Annotated[int, arg(metavar="N")]
+Number = Annotated[int | None, arg(metavar="N")]
+Bound = Annotated[float | None, arg(metavar="BOUND")]
 Folder = Annotated[Path, arg(metavar="FOLDER")]
 Force = Annotated[bool, arg(help="Replace files of an earlier run.")]
 Device = Annotated[str, arg(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, ...")]
@@ -55,7 +57,7 @@ class FlowOptions:
     labels: Annotated[str | None, arg(metavar="LABELS")] = None
     """Classes, in turn: 3, 0-9, 1,3,5-7 or cat,dog. Default: no label."""
     device: Device = "auto"
-    threads: Annotated[int | None, arg(metavar="N")] = None  # CPU threads. Default: torch's own; 1 in a large job.
+    threads: Number = None  # CPU threads. Default: torch's own; 1 in a large job.
 
     def find_device(self) -> torch.device:
         """The device; raises if it or --threads cannot be used."""
@@ -80,8 +82,7 @@ class DecodingOptions:
     tol: Annotated[float | None, arg(metavar="TOL")] = None  # Largest change in the last sweep. Default: the model's.
     init: Annotated[Init | None, arg(metavar="INIT")] = None
     """First guess: zeros, noise, previous or calibrated. Default: the model's own."""
-    max_deviation: Annotated[float | None, arg(metavar="BOUND")] = None
-    """Plan auto: largest deviation from exact. Default: the model's own."""
+    max_deviation: Bound = None  # Plan auto: largest deviation from exact. Default: the model's own.
     seed: Seed = 0
     backend: Annotated[Backend | None, arg(metavar="BACKEND")] = None
     """torch, c or compile. Default: the fastest that supports the model."""

@@ -36,14 +36,11 @@ FILES = ("samples.png", "samples.npz")
 class JobOptions:
     """Large jobs: -n 100,000 or more, or --format."""
 
-    format: Annotated[Format | None, cli.arg(metavar="FORMAT")] = (
-        None  # Shards: npz, safetensors or png. Default: npz.
-    )
+    format: Annotated[Format | None, cli.arg(metavar="FORMAT")] = None
+    """Write shards: npz, safetensors or png. Default: npz."""
     batch: Annotated[Literal["auto"] | int, cli.arg(metavar="N")] = "auto"
     """Samples per batch; auto is as memory allows."""
-    shard: Annotated[int | None, cli.arg(metavar="N")] = (
-        None  # Samples per shard. Default: about 1,000, at most 64 MB.
-    )
+    shard: cli.Number = None  # Samples per shard. Default: about 1,000, and at most 64 MB.
     max_memory: Annotated[float, cli.arg(metavar="GB")] = 0.0
     """Memory per process; larger batches are split. 0: all that is free."""
 

@@ -33,8 +33,7 @@ class Args:
 
     flow: cli.FlowOptions
     batch: cli.Count = 16  # Samples per batch that the plan is for.
-    max_deviation: Annotated[float | None, cli.arg(metavar="BOUND")] = None
-    """Largest deviation from exact. Default: the model's own."""
+    max_deviation: cli.Bound = None  # Largest deviation from exact. Default: the model's own.
     save: bool = False  # Keep what was measured in the checkpoint's folder instead of the cache folder.
     out: Annotated[Path, cli.arg(metavar="FILE")] = Path("plan.json")  # The plan file, for --plan of other commands.
     force: cli.Force = False

@@ -7,14 +7,15 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +26,11 @@ from torch import Tensor
 from jacobiflow.core.files import check_plain
 from jacobiflow.core.hardware import total_memory
 from jacobiflow.core.progress import progress_bar
-from jacobiflow.core.results import one_line
-from jacobiflow.data.config import DataError, Fit
+from jacobiflow.core.results import JacobiflowError, one_line
 
 Pixels = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.int64]
+Fit = Literal["crop", "stretch", "pad"]
 Encoded = Path | bytes | Pixels  # a file, the content of one, or pixels [H, W] or [H, W, C]
 
 # Limits per image: a few bytes can claim any size, and memory and time follow the claim. The worst images
@@ -46,8 +47,24 @@ KNOWN = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
 FORMATS = tuple(name for name in KNOWN if name in Image.OPEN)
 SUFFIXES = {".png", ".jpg", ".jpeg", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 SUFFIXES |= {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"}
+VALIDATION = ("validation", "valid", "val", "test")  # names of held-out splits, the first that exists counts
 GREY = ("1", "L", "LA")  # Pillow's modes
 CHUNK = 512  # images that wait for a thread at a time
+
+
+class DataError(JacobiflowError, ValueError):
+    """Data that is missing or cannot be used. The message is one line that says what to do."""
+
+
+@contextmanager
+def data_errors(problem: str, advice: str) -> Iterator[None]:
+    """Report any error in one line. Damaged data makes other libraries raise almost anything."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{problem} ({one_line(error)[:300]}): {advice}") from None
 
 
 @dataclass(frozen=True)

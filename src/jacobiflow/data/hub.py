@@ -9,15 +9,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jacobiflow.core.progress import note
 from jacobiflow.core.suggest import pip_install
-from jacobiflow.data.config import VALIDATION, DataConfig, DataError, data_errors
-from jacobiflow.data.decoding import Encoded, Part
+from jacobiflow.data.decoding import VALIDATION, DataError, Encoded, Part, data_errors
+
+if TYPE_CHECKING:
+    from jacobiflow.data.sources import DataConfig
 
 
 class HubPart(Part):

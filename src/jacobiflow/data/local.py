@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jacobiflow.data.config import VALIDATION, DataError, data_errors
-from jacobiflow.data.decoding import SUFFIXES, Encoded, Form, Images, Part, Pixels, Rows, check_memory
+from jacobiflow.data.decoding import SUFFIXES, VALIDATION, DataError, Form, Images, Part, check_memory, data_errors
 
+Array = npt.NDArray[Any]
 npy: Any = np.lib.format  # without types
 REWRITE = "write the file again with numpy.savez_compressed"
 PIXELS = "store uint8 pixels from 0 to 255, for x in [0, 1] (x * 255).round().astype('uint8')"
@@ -32,7 +32,7 @@ class ArrayPart(Part):
     def __len__(self) -> int:
         return len(self.images)
 
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> Array:
         if self.label_name is None:
             raise DataError(f"{self.name} has no labels but the model has classes: {self.advice}")
         labels = read_array(self.path, self.label_name, np.integer, "store one class number per image")
@@ -41,11 +41,11 @@ class ArrayPart(Part):
             raise DataError(f"{self.path}: {self.label_name} {wrong}")
         return labels.reshape(-1)
 
-    def item(self, row: int) -> tuple[str, Encoded]:
+    def item(self, row: int) -> tuple[str, Array]:
         image = self.images[row]
         return f"image {row}", image[..., 0] if image.shape[2] == 1 else image
 
-    def read(self, rows: Rows, form: Form, labels: Tensor | None) -> tuple[Images, list[str]]:
+    def read(self, rows: Array, form: Form, labels: Tensor | None) -> tuple[Images, list[str]]:
         _, height, width, channels = self.images.shape
         wanted = (form.size or height, form.size or width, form.channels or channels)
         if channels == 4 or wanted != (height, width, channels) or form.like not in (None, (height, width)):
@@ -75,7 +75,7 @@ def open_npz(path: Path) -> tuple[ArrayPart, ArrayPart | None]:
     return part(images[0], "y", "labels"), None
 
 
-def read_array(path: Path, name: str, dtypes: type[Any], advice: str) -> npt.NDArray[Any]:
+def read_array(path: Path, name: str, dtypes: type[Any], advice: str) -> Array:
     """The array `name` of an .npz file, checked before memory is taken. Nothing is unpickled."""
     where = f"{path}: {name}"
     with data_errors(f"{where} cannot be read", REWRITE), zipfile.ZipFile(path) as archive:
@@ -98,7 +98,7 @@ def read_array(path: Path, name: str, dtypes: type[Any], advice: str) -> npt.NDA
             return np.asarray(file[name])
 
 
-def _channels_last(x: npt.NDArray[Any], where: str) -> Pixels:
+def _channels_last(x: Array, where: str) -> Array:
     """Images as [N, H, W, C]."""
     found = x[..., None] if x.ndim == 3 else x
     if found.ndim == 4 and found.shape[3] not in (1, 3, 4):
@@ -124,7 +124,7 @@ class FolderPart(Part):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> Array:
         if not self.classes:
             wrong = f"{self.root} has no labels but the model has classes"
             raise DataError(f"{wrong}: put the images of each class into a sub-folder of its own")
@@ -136,7 +136,7 @@ class FolderPart(Part):
                 raise DataError(f"{self.root / folder} is a class without training images: add some or remove it")
         return np.array([number[folder] for folder in self.folders], dtype=np.int64)
 
-    def item(self, row: int) -> tuple[str, Encoded]:
+    def item(self, row: int) -> tuple[str, Path]:
         return str(self.paths[row]), self.root / self.paths[row]
 
 

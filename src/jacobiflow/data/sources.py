@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
 from statistics import median_low
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from jacobiflow.data.config import DataConfig, DataError
-from jacobiflow.data.decoding import MAX_PIXELS, SUFFIXES, Form, Images, Part, Rows, look
+from jacobiflow.data.decoding import MAX_PIXELS, SUFFIXES, DataError, Fit, Form, Images, Part, Rows, look
 from jacobiflow.data.hub import is_dataset, open_dataset
 from jacobiflow.data.local import open_folder, open_npz
 
@@ -25,6 +25,31 @@ __all__ = ["DataConfig", "DataError", "Images", "Survey", "load_images", "survey
 ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # a dataset id of the hub: name or owner/name
 SURVEYED = 500  # images
 FILES = SUFFIXES | {".npz", ".npy", ".parquet", ".arrow", ".csv", ".zip", ".tar", ".gz", ".tgz"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The images, which of them are for validation, and how they become square."""
+
+    source: str = ""  # An .npz file, a folder of images, or a Hugging Face dataset: its id or its folder.
+    validation: float = 0.05  # Share of images held out, if the source has no split of its own.
+    split_seed: int = 0  # Seed that chooses the held-out images, and those that `limit` keeps.
+    limit: int = 0  # Most training images to use, chosen by split_seed; 0: all. Validation is not affected.
+    fit: Fit = "crop"  # How an image becomes square: crop the centre, stretch, or pad with black borders.
+    image_column: str = ""  # Hugging Face datasets: the column of images; empty: found by its type.
+    label_column: str = ""  # Hugging Face datasets: the column of class numbers; empty: found by its type.
+    subset: str = ""  # Hugging Face datasets: the configuration, if there are several.
+    revision: str = ""  # Datasets of the hub: commit, tag or branch; empty: the newest commit.
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise DataError(f"data.validation must be in [0, 1), not {self.validation}")
+        if self.limit < 0:
+            raise DataError(f"data.limit must be 0 or more, not {self.limit}")
+        if not 0 <= self.split_seed < 2**63:
+            raise DataError(f"data.split_seed must be below 2^63 and 0 or more, not {self.split_seed}")
+        if self.fit not in get_args(Fit):
+            raise DataError(f"data.fit must be {' or '.join(get_args(Fit))}, not {self.fit!r}")
 
 
 def load_images(
