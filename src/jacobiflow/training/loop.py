@@ -152,15 +152,17 @@ class Trainer:
                 note(f"finished at step {step:,}" if step == self.total else f"resuming from step {step:,}")
             order = batches(len(self.train), config.batch_size, config.seed, step)
             log = Log(self.out, step, self.total, tensorboard=config.tensorboard) if world.leader else None
-            with log or nullcontext(), StopKey() as stop, peers(), write_errors(self.out):
+            with log or nullcontext(), StopKey() as stop, peers():
                 while step < self.total and not world.any(stop.pressed):
                     loss, norm = self.step(step, next(order))
                     step += 1
                     if log is not None:
                         log.advance(config.batch_size, loss)
-                        self.write(step, loss, norm, log)
+                        with write_errors(self.out):
+                            self.write(step, loss, norm, log)
                 if step < self.total and world.leader:
-                    self.state.save(step)
+                    with write_errors(self.out):
+                        self.state.save(step)
             world.any(False)  # torchrun ends all processes when one fails: wait until the state is written
         if step < self.total and world.leader:
             raise TrainingError(f"stopped after step {step}: run the same command again to resume")

@@ -75,7 +75,7 @@ class State:
         if self.average is not None:
             self.average.load_state_dict(_part(tensors, "average."))
         stored = _part(tensors, "optimizer.")
-        known = {key.partition(".")[0] for key in stored}  # the slots of this optimizer
+        known = sorted({key.partition(".")[0] for key in stored})  # the slots of this optimizer
         for name, p in self.model.named_parameters():
             slots = {slot: stored[f"{slot}.{name}"] for slot in known if f"{slot}.{name}" in stored}
             if any(slot != "step" and v.shape != p.shape for slot, v in slots.items()):
