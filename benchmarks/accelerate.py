@@ -229,8 +229,7 @@ def table(
 
 def digits(path: Path) -> Tensor:
     """MNIST at 16 x 16, dequantised, in [-1, 1]."""
-    from jacobiflow.data.config import DataConfig
-    from jacobiflow.data.sources import load_images
+    from jacobiflow.data.sources import DataConfig, load_images
 
     images = load_images(DataConfig(source=str(path)), image_size=28, channels=1)[0].pixels
     x = F.interpolate(images.float(), size=(16, 16), mode="area").flatten(1)

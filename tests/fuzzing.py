@@ -30,8 +30,7 @@ from PIL import Image
 
 import jacobiflow as jf
 from adapters.test_tarflow_checkpoint import Shape, public
-from jacobiflow.data.config import DataConfig
-from jacobiflow.data.sources import load_images
+from jacobiflow.data.sources import DataConfig, load_images
 from jacobiflow.jobs.manifest import Job
 from jacobiflow.jobs.sampling import Settings
 from jacobiflow.training.recipe import Recipe, recipe_names

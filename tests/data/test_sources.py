@@ -23,9 +23,8 @@ from PIL import Image
 
 from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data import decoding
-from jacobiflow.data.config import DataConfig, DataError
-from jacobiflow.data.decoding import Images
-from jacobiflow.data.sources import load_images
+from jacobiflow.data.decoding import DataError, Images
+from jacobiflow.data.sources import DataConfig, load_images
 
 MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist.npz"
 

@@ -394,6 +394,19 @@ def test_plain_lines_elsewhere(train, tmp_path, capsys):
     assert last == f"done; try: jacobiflow sample {tmp_path / 'model'} -n 16 --out samples"
 
 
+def test_a_step_is_shown_once(tmp_path, monkeypatch, capsys):
+    """Also where its line is due for both reasons: a value is logged, and the last line was long ago."""
+    monkeypatch.setattr("jacobiflow.core.progress.LINE_SECONDS", 0.0)
+    with Log(tmp_path, 0, 4, tensorboard=False) as subject:
+        for step in range(1, 5):
+            subject.advance(16, 0.5)
+            subject.write(step=step, epoch=1.0, **({"validation": 0.25} if step % 2 == 0 else {}))
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("0 of ")]
+    assert [line.partition(", ")[0] for line in lines] == [f"{step} of 4 steps" for step in range(1, 5)]
+    assert "validation=0.25" in lines[-1]
+    assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [2, 4]
+
+
 def test_the_first_steps_tell_how_long_it_takes(tmp_path, monkeypatch, capsys):
     """The step that warms up does not count, and shorter runs say nothing."""
     for each, total, said in ((1.5, 4000, ["about 1.7 h for 3,997 steps, 1.5 s per step"]), (1.5, 20, [])):

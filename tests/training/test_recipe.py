@@ -11,7 +11,7 @@ import torch
 
 from jacobiflow.cli import train as command
 from jacobiflow.cli.main import main
-from jacobiflow.data.config import DataConfig
+from jacobiflow.data.sources import DataConfig
 from jacobiflow.flows.families import recipe_files
 from jacobiflow.flows.maf import MAFConfig
 from jacobiflow.flows.tarflow import TarFlowConfig

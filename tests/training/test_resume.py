@@ -235,6 +235,16 @@ def test_a_log_line_that_was_cut_off_is_written_again(short, train, tmp_path):
     assert_same_weights(whole, tmp_path)
 
 
+def test_a_finished_run_is_not_measured_again(short, train, tmp_path, monkeypatch, capsys):
+    whole, entries = short
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    before = (tmp_path / "model/profile.json").read_bytes()
+    capsys.readouterr()
+    assert train(tmp_path, *SHORT) == entries
+    assert "measuring" not in capsys.readouterr().err
+    assert (tmp_path / "model/profile.json").read_bytes() == before
+
+
 def test_what_decides_nothing_may_change(short, recipe, train, tmp_path):
     whole, entries = short
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)

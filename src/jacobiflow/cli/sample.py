@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-import tyro
 
 from jacobiflow.cli import options as cli
 from jacobiflow.core.arguments import as_int
@@ -37,14 +36,13 @@ FILES = ("samples.png", "samples.npz")
 class JobOptions:
     """Large jobs: -n 100,000 or more, or --format."""
 
-    format: Annotated[Format | None, cli.option("FORMAT")] = None
+    format: Annotated[Format | None, cli.arg(metavar="FORMAT")] = None
     """Write shards: npz, safetensors or png. Default: npz."""
-    batch: Annotated[Literal["auto"] | int, tyro.conf.arg(metavar="BATCH")] = "auto"
+    batch: Annotated[Literal["auto"] | int, cli.arg(metavar="N")] = "auto"
     """Samples per batch; auto is as memory allows."""
-    shard: Annotated[int | None, cli.option("SHARD")] = None
-    """Samples per shard. Default: about 1,000, and at most 64 MB."""
-    max_memory: Annotated[float, cli.option("GB")] = 0.0
-    """Memory per process; larger batches are split. Default: all that is free."""
+    shard: cli.Number = None  # Samples per shard. Default: about 1,000, and at most 64 MB.
+    max_memory: Annotated[float, cli.arg(metavar="GB")] = 0.0
+    """Memory per process; larger batches are split. 0: all that is free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +58,12 @@ class Args:
     """
 
     flow: cli.FlowOptions
-    n: Annotated[int, tyro.conf.arg(metavar="N", aliases=["-n"])] = 16
-    """How many samples."""
-    plan: Annotated[str | None, cli.option("PLAN")] = None
+    n: Annotated[int, cli.arg(metavar="N", aliases=["-n"])] = 16  # How many samples.
+    plan: Annotated[str | None, cli.arg(metavar="PLAN")] = None
     """auto, sequential, uniform, selective or a JSON file. Default: auto; with --tol or --init selective."""
-    denoise: cli.Switch = False
-    """Remove the noise of training from images, by one gradient step."""
-    check: cli.Switch = False
-    """Print the residual, the largest |encode(x) - z|."""
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("out")
-    """Folder to write into."""
+    denoise: bool = False  # Remove the noise of training from images, by one gradient step.
+    check: bool = False  # Print the residual, the largest |encode(x) - z|.
+    out: cli.Folder = Path("out")  # Folder to write into.
     force: cli.Force = False
     json: cli.Json = False
     decoding: cli.DecodingOptions
@@ -81,10 +75,10 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 1 if samples are not finite."""
     args = cli.parse(Args, argv, command="sample")
     as_int("-n", args.n, 1)
-    args = replace(args, plan=args.plan or args.decoding.default_plan)
-    args.decoding.check([args.plan or ""])
+    plan = args.plan or args.decoding.default_plan
+    args.decoding.check([plan])
     large = args.job.format is not None or LARGE_JOB <= args.n <= MAX_JOB
-    return draw_large(args) if large else draw_small(args)
+    return (draw_large if large else draw_small)(replace(args, plan=plan))
 
 
 def settings(args: Args, flow: Flow) -> Settings:
@@ -122,15 +116,17 @@ def draw_small(args: Args) -> int:
     files = write(samples, args.out, 10 if args.flow.labels == "0-9" and args.n >= 10 else None)
     stats, nonfinite = samples.stats, samples.status["NONFINITE"]
     worst = max((Status[name] for name in samples.status), key=lambda s: s.rank)
-    residual = None if stats.residual is None else float(stats.residual.max())
+    residual, exactness = None, ""
+    if stats.residual is not None:
+        residual = float(stats.residual.max())
+        exactness = f", residual {residual:.2g}"
+        if args.decoding.tol is not None:
+            warn_if_loose(args.decoding.tol, stats.residual)
+        elif residual > LARGE and args.plan in SWEPT:
+            exactness += " (visibly inexact: add --tol, or leave out --plan)"
     doc = {"backend": stats.backend, "seconds": stats.seconds, "residual": residual, "status": worst.name}
     doc |= {"nonfinite": nonfinite, "out": str(args.out), "files": files, "model": args.flow.model}
     doc |= {"n": args.n, "plan": args.plan, "labels": args.flow.labels, "seed": args.decoding.seed}
-    exactness = "" if residual is None else f", residual {residual:.2g}"
-    if stats.residual is not None and args.decoding.tol is not None:
-        warn_if_loose(args.decoding.tol, stats.residual)
-    elif residual is not None and residual > LARGE and args.plan in SWEPT:
-        exactness += " (visibly inexact: add --tol, or leave out --plan)"
     text = (
         f"{args.n:,} samples, plan {args.plan}, backend {stats.backend}, {stats.seconds:.3f} s, worst status "
         f"{worst.words}{exactness}, in {args.out}: {', '.join(files)}"
@@ -165,8 +161,7 @@ def draw_large(args: Args) -> int:
         as_int("--batch", args.job.batch, 1)
     if args.job.shard is not None:
         as_int("--shard", args.job.shard, 1, 100_000)
-    device = args.flow.find_device()
-    outcome = run(args.flow.model, args.out, device, partial(settings, args), note)
+    outcome = run(args.flow.model, args.out, args.flow.find_device(), partial(settings, args), note)
     if outcome is None:  # the first process reports
         return 0
     job = outcome.job

@@ -27,7 +27,13 @@ class Log:
 
     def __init__(self, folder: Path, step: int, total: int, *, tensorboard: bool) -> None:
         self.path = folder / "log.jsonl"
-        self.board = _board(folder / "tensorboard", step) if tensorboard else None
+        self.board: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise JacobiflowError(f"TensorBoard is missing: {pip_install('[tensorboard]')}") from None
+            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         write_text(self.path, "".join(f"{json.dumps(e)}\n" for e in entries(folder) if e["step"] <= step))
         self.bar = progress_bar(total=total, initial=step, unit="step")
         self.shown: dict[str, str] = {}
@@ -45,8 +51,6 @@ class Log:
     def advance(self, images: int, loss: float) -> None:
         """Count one step of so many images. The first steps tell how long all of them take."""
         self.shown["loss"] = f"{loss:.4g}"
-        self.bar.set_postfix(self.shown, refresh=False)
-        self.bar.update()
         self.images += images
         self.steps += 1
         if self.steps == 1:
@@ -65,21 +69,16 @@ class Log:
         return rate
 
     def write(self, *, step: int, epoch: float, **values: float) -> None:
-        """Log values after `step` steps. Values that are not finite become null."""
-        entry = {"step": step, "epoch": epoch, **values}
-        with self.path.open("a", encoding="utf-8") as f:
-            f.write(f"{json.dumps(as_json(entry))}\n")
-        if self.board is not None:
-            for name, value in values.items():
-                self.board.add_scalar(name, value, step)
+        """Log the values, if there are any, after `step` steps, and show the step. What is not finite becomes null."""
+        if values:
+            with self.path.open("a", encoding="utf-8") as f:
+                f.write(f"{json.dumps(as_json({'step': step, 'epoch': epoch, **values}))}\n")
+        for name, value in values.items() if self.board is not None else ():
+            self.board.add_scalar(name, value, step)
         self.shown |= {k: f"{v:.4g}" for k, v in values.items() if k in ("loss", "validation", "rate")}
-        self.bar.set_postfix(self.shown)
-
-
-def last(folder: Path) -> dict[str, float | None]:
-    """All values that were logged at the last step."""
-    found: list[dict[str, float | None]] = entries(folder)
-    return found[-1] if found else {}
+        self.bar.set_postfix(self.shown, refresh=False)
+        if not self.bar.update() and values:  # a step is shown once
+            self.bar.refresh()
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
@@ -89,11 +88,3 @@ def entries(folder: Path) -> list[dict[str, Any]]:
         with suppress(ValueError):
             found.append(json.loads(line))
     return found
-
-
-def _board(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise JacobiflowError(f"TensorBoard is missing: {pip_install('[tensorboard]')}") from None
-    return SummaryWriter(str(folder), purge_step=step + 1)

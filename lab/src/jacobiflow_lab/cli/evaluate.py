@@ -20,7 +20,6 @@ from jacobiflow.cli.options import (
     GuidanceOptions,
     Seed,
     label_cycle,
-    option,
     parse,
     pick_device,
     refuse_context,
@@ -30,9 +29,8 @@ from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.progress import note, progress_bar
 from jacobiflow.core.results import Decoded
 from jacobiflow.core.tables import did_you_mean, table
-from jacobiflow.data.config import DataConfig
 from jacobiflow.data.decoding import Images
-from jacobiflow.data.sources import Survey, load_images, survey
+from jacobiflow.data.sources import DataConfig, Survey, load_images, survey
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.lattice import evaluation as ising
@@ -77,7 +75,7 @@ class Args:
     """Which real images: held-out ones, or those of training."""
     labels: Annotated[str, tyro.conf.arg(metavar="LABELS")] = "all"
     """Classes that samples take in turn: all, none, 3, 0-9 or 1,3,5-7."""
-    plan: Annotated[str | None, option("PLAN")] = None
+    plan: Annotated[str | None, tyro.conf.arg(metavar="PLAN")] = None
     """auto, sequential, uniform, selective or a JSON file. Default: auto; with --tol selective."""
     reference_plan: Annotated[str, tyro.conf.arg(metavar="PLAN")] = "sequential"
     """paired: the plan to compare with."""
