@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import repeat
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.adapters.masked import pack, structure
-from jacobiflow.adapters.module_state import Snapshot, State
+from jacobiflow.adapters.module_state import State
 from jacobiflow.adapters.transform_spec import Declined, ForeignMap, TransformSpec, library_mode
 from jacobiflow.core.block import Block, Cache, Conditioner, NoCache, Start, WrappedConditioner, take
 from jacobiflow.core.decode import decode
@@ -21,7 +21,7 @@ from jacobiflow.core.implicit import attach
 from jacobiflow.core.method import Method
 from jacobiflow.core.stopping import ROUNDING
 from jacobiflow.flows.masked_mlp import MaskedConditioner
-from jacobiflow.flows.weights import WeightMemo
+from jacobiflow.flows.weights import WeightMemo, tensors_of
 from jacobiflow.kernels.backend import bind
 from jacobiflow.kernels.threads import torch_single_threaded
 
@@ -40,27 +40,28 @@ class ForeignConditioner:
     """Another library's network as it is: each call is a full pass.
 
     forward: theta [n, T, P] of x [n, T] and context [n, C], both in the order of positions.
-    weights: what it reads now.
+    weights: what it reads. like: has their dtype and device.
     """
 
     length: int
     forward: Callable[[Tensor, Tensor | None], Tensor]
-    weights: Callable[[], Iterable[Tensor]]
+    weights: tuple[Tensor, ...]
+    like: Tensor
     context: Tensor | None = None
 
     def select(self, rows: Tensor) -> ForeignConditioner:
         return self if self.context is None else replace(self, context=self.context[rows])
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (*self.weights(), *(() if self.context is None else (self.context,)))
+        return self.weights if self.context is None else (*self.weights, self.context)
 
     def new_cache(self, n: int) -> NoCache:
         return NoCache()
 
     def first(self, n: int) -> Tensor:
         rows = 1 if self.context is None else n  # without context it is the same for all rows
-        zeros = next(iter(self.weights()), torch.zeros(())).new_zeros(rows, self.length, 1)
-        return self.all_params(zeros)[:, :1].expand(n, -1, -1)
+        theta = self.all_params(self.like.new_zeros(rows, self.length, 1))
+        return theta[:, :1].expand(n, -1, -1)
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         return take(self.all_params(x), start, width)
@@ -137,36 +138,32 @@ class Packed:
     @torch.no_grad()
     def bind(self, context: Tensor | None) -> Block:
         """The block for these rows of context [n, C]; [1, C] is the context of all rows."""
-        spec, shared, terms = self.spec, tuple[Tensor, ...](), dict[int, Tensor]()
+        spec, weights = self.spec, tuple(tensors_of(self.spec.module))
+        terms, theta = dict[int, Tensor](), self._theta()
         if context is not None:
             if len(context) > 1 and not context.requires_grad and bool((context == context[:1]).all()):
                 context = context[:1]
             if self.network is not None:
                 terms = spec.network.terms(context, self.units)
             if len(context) == 1:
-                shared, context = (context,), None
-
-        def weights() -> tuple[Tensor, ...]:
-            return (*spec.module.parameters(), *shared)
-
+                weights, theta, context = (*weights, context), self._theta(context), None
         conditioner: Conditioner
         if self.network is None:
-            conditioner = ForeignConditioner(spec.length, self._theta(*shared), weights, context)
+            conditioner = ForeignConditioner(spec.length, theta, weights, spec.like, context)
         else:
-            conditioner = MaskedConditioner(self.network, self._theta(*shared), weights, context, terms)
+            conditioner = MaskedConditioner(self.network, theta, lambda: weights, context, terms)
         if isinstance(spec.bijector, ForeignMap) and spec.bijector.features:
             conditioner = IndexedConditioner(conditioner, self.units[0])
         return bind(conditioner, spec.bijector, self.order)
 
     def _theta(self, shared: Tensor | None = None) -> Callable[[Tensor, Tensor | None], Tensor]:
         """The library's own parameters, in the order of positions; shared: the context of all rows [1, C]."""
-        order, back = self.order, None if self.order is None else torch.argsort(self.order)
 
         def theta(x: Tensor, context: Tensor | None) -> Tensor:
             context = context if shared is None else shared.expand(len(x), -1)
             with library_mode():
-                own = self.spec.theta(x if back is None else x[:, back], context)
-            return own if order is None else own[:, order]
+                own = self.spec.theta(x if self.order is None else x[:, torch.argsort(self.order)], context)
+            return own if self.order is None else own[:, self.order]
 
         return theta
 
@@ -176,8 +173,6 @@ class Packed:
         rows = max(MOST_NUMBERS // numbers, 1)
         contexts = repeat(context) if context is None or len(context) != len(z) else torch.split(context, rows)
         found = [self._solve(*part, tol, way) for part in zip(torch.split(z, rows), contexts, strict=False)]
-        if len(found) == 1:
-            return found[0]
         x, log_det, lost, passes = zip(*found, strict=True)
         return Solution(torch.cat(x), torch.cat(log_det), sum(lost), max(passes))
 
@@ -194,7 +189,7 @@ class Packed:
                     for _ in range(LAST_PASSES):
                         x, log_det = block.sweep(x, z)
             if wanted:
-                x, log_det = attach(block, z, x, log_det, tol=tol, lent=Snapshot(self.spec.module).lent)
+                x, log_det = attach(block, z, x, log_det, tol=tol)
             return Solution(x.squeeze(-1), log_det, lost, passes)
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from jacobiflow.adapters.maps import SoftplusSpline
 from jacobiflow.adapters.masked import networks
+from jacobiflow.adapters.module_state import parts, variant
 from jacobiflow.adapters.patch import Call, Patch
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, own_map, parts, variant
+from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, own_map
 from jacobiflow.core.bijectors import Bijector, ScaleAffine
 
 LAYERS = {"initial_layer", "blocks", "final_layer"}

@@ -1,9 +1,9 @@
-"""The current state of another library's modules: tensors, hooks, and whether results are deterministic."""
+"""Modules of other libraries: what they hold now, whether their results are deterministic, and copies of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as globally
 from torch.nn.utils.weight_norm import WeightNorm
 
+NewTensor = Callable[[nn.Module, str, Tensor], Tensor]
 _Dropout = nn.modules.dropout._DropoutNd
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 _HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -54,36 +55,33 @@ class State:
         return "train mode with dropout or batch norm" if self.noisy else None
 
 
-class Snapshot:
-    """The tensors, layers and modes that a module has now, for a later evaluation."""
+def parts(item: Any) -> dict[str, Any]:
+    """The attributes and submodules of a module; none of anything else."""
+    return {**vars(item), **vars(item).get("_modules", {})} if isinstance(item, nn.Module) else {}
 
-    def __init__(self, module: nn.Module) -> None:
-        self._noisy = [m for m in module.modules() if isinstance(m, _BatchNorm | _Dropout)]
-        stores = [store for m in module.modules() for store in (m._parameters, m._buffers, m._modules)]
-        self._stores: list[tuple[dict[str, Any], dict[str, Any]]] = [(store, dict(store)) for store in stores]
-        self._marks = self._look()
 
-    def _look(self) -> list[tuple[int, int]]:
-        tensors = [t for _, then in self._stores for t in then.values() if isinstance(t, Tensor)]
-        return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+def variant(owner: Any, **attributes: Any) -> Any:
+    """A shallow copy of an object with other attributes. Its own methods are bound to the copy."""
+    twin = object.__new__(type(owner))
+    vars(twin).update(vars(owner))
+    for name, value in vars(owner).items():
+        if isinstance(value, types.MethodType) and value.__self__ is owner:
+            vars(twin)[name] = types.MethodType(value.__func__, twin)
+    vars(twin).update(attributes)
+    return twin
 
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Put the tensors and layers of the snapshot back inside a with statement."""
-        if self._look() != self._marks:
-            advice = "call backward before the optimiser's step, or sample again"
-            raise RuntimeError(f"weights were overwritten between sampling and the backward pass: {advice}")
-        now = [dict(store) for store, _ in self._stores]
-        training = [m for m in self._noisy if m.training]  # sampling took place in eval mode
-        try:
-            for store, then in self._stores:
-                store.update(then)
-            for m in training:
-                m.training = False
-            yield
-        finally:
-            for (store, _), values in zip(self._stores, now, strict=True):
-                store.clear()
-                store.update(values)
-            for m in training:
-                m.training = True
+
+def frozen(module: nn.Module, tensor: NewTensor = lambda m, name, t: t, copies: dict[int, Any] | None = None) -> Any:
+    """A module as it is now: it has the same tensors, also after others replace them in the original.
+
+    tensor: gives each tensor of the copy, from its module, its name and the tensor itself.
+    """
+    copies = {} if copies is None else copies  # by the id of the module: parts may be shared
+    if id(module) not in copies:
+        twin = copies[id(module)] = variant(module)
+        for store in ("_parameters", "_buffers"):
+            found = vars(module)[store].items()
+            vars(twin)[store] = {k: t if t is None else tensor(module, k, t) for k, t in found}
+        children = module._modules.items()
+        vars(twin)["_modules"] = {k: m if m is None else frozen(m, tensor, copies) for k, m in children}
+    return copies[id(module)]

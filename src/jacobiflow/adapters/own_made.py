@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
+from jacobiflow.adapters.module_state import variant
 from jacobiflow.adapters.patch import Call, Patch
-from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, variant
+from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec
 from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
 

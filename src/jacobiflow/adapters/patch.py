@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,18 @@ def require_gain(passes: int) -> None:
         raise NothingToGain(f"its own inverse takes {passes} passes")
 
 
+def usable(packed: Packed | Declined) -> Packed:
+    """The transform as it was packed, unless only the original is right."""
+    if isinstance(packed, Declined):
+        raise packed
+    return packed
+
+
 @dataclass
 class Tally:
     """What has run so far."""
 
-    calls: dict[str, int] = field(default_factory=dict)  # by what ran
+    calls: Counter[str] = field(default_factory=Counter)  # by what ran
     rows: int = 0  # that were solved
     passes_saved: float = 0.0
     last: str = ""  # what ran last
@@ -42,20 +49,9 @@ class Tally:
     def count(self, ran: str, reason: str = "", rows: int = 0, saved: float = 0.0) -> None:
         """Add a call."""
         self.last, self.reason = ran, reason
-        self.calls[ran] = self.calls.get(ran, 0) + 1
+        self.calls[ran] += 1
         self.rows += rows
         self.passes_saved += saved
-
-
-class Key(NamedTuple):
-    """What decides which way is the fastest."""
-
-    signature: int  # of the transform
-    rows: int  # their number of bits
-    gradients: bool
-    dtype: torch.dtype
-    device: torch.device
-    threads: int
 
 
 @dataclass(frozen=True)
@@ -69,24 +65,18 @@ class Call:
     @property
     def batch(self) -> torch.Size:
         """The leading dimensions, which broadcast."""
-        own, context = self.z.shape[:-1], self.context
-        if context is None or context.shape[:-1] == own:
-            return own
+        shapes = [t.shape[:-1] for t in (self.z, self.context) if t is not None]
         try:
-            return torch.broadcast_shapes(own, context.shape[:-1])  # type: ignore[no-any-return, no-untyped-call]
+            return torch.broadcast_shapes(*shapes)  # type: ignore[no-any-return, no-untyped-call]
         except RuntimeError as error:
             raise Declined("z and context of shapes that do not broadcast") from error
 
-    def flat(self) -> Call:
-        """With z [n, T], and context [n, C] or [1, C]."""
-        batch, z, context = self.batch, self.z, self.context
-        z = z.expand(*batch, -1)
-        if context is not None:
-            if context.shape[:-1].numel() > 1:  # one row is the context of all
-                context = context.expand(*batch, -1)
-            context = context.reshape(-1, context.shape[-1])
-        shape, original = z.shape, self.original
-        return Call(z.reshape(-1, shape[-1]), context, lambda rows: original(rows.view(shape)))
+    def flat(self) -> tuple[Tensor, Tensor | None]:
+        """z [n, T], and context [n, C], or [1, C] if it is that of all rows."""
+        z, context = self.z.expand(*self.batch, -1).reshape(-1, self.z.shape[-1]), self.context
+        if context is not None and context.shape[:-1].numel() > 1:
+            context = context.expand(*self.batch, -1)
+        return z, None if context is None else context.reshape(-1, context.shape[-1])
 
 
 class Patch:
@@ -147,10 +137,9 @@ class Patch:
     def now(self) -> tuple[str, str]:
         """What runs now, and why nothing faster does."""
         try:
-            inverter, state = self.inverter(), self.state(self.inverter().spec.like.device)
-            packed = inverter.memo.fresh(state.tensors, partial(self._pack, state))
-            if isinstance(packed, str):
-                raise Declined(packed)
+            inverter = self.inverter()
+            state = self.state(inverter.spec.like.device)
+            packed = usable(inverter.memo.fresh(state.tensors, partial(self._pack, state)))
         except Declined as reason:
             return race.ORIGINAL, str(reason)
         if self.tally.last == race.ORIGINAL:
@@ -165,66 +154,63 @@ class Patch:
             raise Declined(obstacle)
         return state
 
-    def _pack(self, state: State) -> Packed | str:
+    def _pack(self, state: State) -> Packed | Declined:
         """The transform as it is now, or why only the original is right."""
         try:
             return self.inverter().pack(state, verify(self.module, self.describe))
         except Declined as reason:
-            return str(reason)
+            return reason
 
     def solved(self, call: Call) -> tuple[Tensor, Tensor] | None:
         """x with z = f(x), and log |dx/dz|, in the shape of the call. None: call the original, because ours does
         not apply or is not faster."""
         try:
-            key = self._key(call)
-            won = race.winner(key)
-            reason = AS_FAST[key.gradients] if won == race.ORIGINAL else ""
-            if not reason:
-                way, found = self._attempt(call, key, won)
-        except Declined as declined:
-            reason = str(declined)
-        if reason:
-            self.tally.count(race.ORIGINAL, reason)
+            way, found = self._attempt(call)
+        except Declined as reason:
+            self.tally.count(race.ORIGINAL, str(reason))
             return None
-        x, n = found.x, len(found.x)
+        n = len(found.x)
         self.tally.count(way, "", n, max(self.inverter().spec.passes - found.passes, 0))
         if found.lost:
-            wider = "" if x.dtype is torch.float64 else "try float64, or "
+            wider = "" if found.x.dtype is torch.float64 else "try float64, or "
             warnings.warn(
-                f"{found.lost} of {n} samples have no finite inverse in {x.dtype}: they are not finite, "
+                f"{found.lost} of {n} samples have no finite inverse in {found.x.dtype}: they are not finite, "
                 f"as they would be without acceleration; {wider}check the weights and the noise",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return (x.view(*call.batch, -1), found.log_det.view(call.batch)) if self.batched else (x, found.log_det)
+        return found.x.view(*call.batch, -1), found.log_det.view(call.batch)
 
-    def _key(self, call: Call) -> Key:
-        z, given = call.z, (call.z,) if call.context is None else (call.z, call.context)
-        gradients = torch.is_grad_enabled() and any(t.requires_grad for t in chain(given, tensors_of(self.module)))
-        rows = call.batch.numel().bit_length()
-        return Key(self.inverter().signature, rows, gradients, z.dtype, z.device, torch.get_num_threads())
-
-    def _attempt(self, call: Call, key: Key, way: str | None) -> tuple[str, Solution]:
+    def _attempt(self, call: Call, way: str | None = None) -> tuple[str, Solution]:
         """What ran, and the solution. Raises Declined where the original must run. way: the one to take."""
-        inverter = self.inverter()
-        state, call = self.state(call.z.device), call.flat() if self.batched else call
-        z, context = call.z, call.context
+        inverter, given = self.inverter(), (call.z, call.context, *tensors_of(self.module))
+        gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+        rows = call.batch.numel().bit_length()
+        key = (inverter.signature, rows, gradients, call.z.dtype, call.z.device, torch.get_num_threads())
+        way = way or race.winner(key)
+        if way == race.ORIGINAL:
+            raise Declined(AS_FAST[gradients])
+        state = self.state(call.z.device)
+        z, context = self._rows(call)
 
-        def use(packed: Packed | str) -> tuple[str, Solution]:
-            if isinstance(packed, str):
-                raise Declined(packed)
+        def use(made: Packed | Declined) -> tuple[str, Solution]:
+            packed = usable(made)
+            for frozen, now in zip(packed.spec.module.modules(), self.module.modules(), strict=False):
+                frozen.training = now.training  # layers of zuko differ in their gradients
             if not packed.fits(z, context):
                 raise Declined("inputs or context of another shape, dtype or device")
-            chosen = way if way in packed.ways else self._race(key, packed, call)
+            chosen = way if way in packed.ways else self._race(key, packed, call, gradients)
             if chosen == race.ORIGINAL:
-                raise Declined(AS_FAST[key.gradients])
+                raise Declined(AS_FAST[gradients])
             return chosen, packed.solve(z, context, self.tol, chosen)
 
         return inverter.memo.solve(((None, state.tensors),), partial(self._pack, state), use)
 
-    def _race(self, key: Key, packed: Packed, call: Call) -> str:
+    def _rows(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        return call.flat() if self.batched else (call.z, call.context)
+
+    def _race(self, key: Hashable, packed: Packed, call: Call, gradients: bool) -> str:
         """The fastest way for these rows, gradients included."""
-        gradients = key.gradients
         weights = [p for p in self.module.parameters() if p.requires_grad]
 
         def timed(run: Callable[[Tensor], Any]) -> None:
@@ -235,10 +221,11 @@ class Patch:
                 torch.autograd.grad(total, [leaf, *weights], allow_unused=True)
 
         def ours(way: str, z: Tensor) -> tuple[Tensor, Tensor]:
-            return self._attempt(replace(call, z=z), key, way)[1][:2]
+            return self._attempt(replace(call, z=z), way)[1][:2]
 
         def one_pass(z: Tensor) -> tuple[Tensor, Tensor]:
-            return packed.bind(call.context).sweep(z[..., None], z[..., None])
+            z, context = self._rows(replace(call, z=z))
+            return packed.bind(context).sweep(z[..., None], z[..., None])
 
         ways = {way: partial(timed, partial(ours, way)) for way in packed.ways}
         return race.run(key, ways, partial(timed, call.original), partial(timed, one_pass), packed.spec.passes)

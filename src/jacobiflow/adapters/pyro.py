@@ -11,8 +11,9 @@ from torch.distributions import Transform
 
 from jacobiflow.adapters.maps import ClampedAffine, StableAffine
 from jacobiflow.adapters.masked import networks
+from jacobiflow.adapters.module_state import parts, variant
 from jacobiflow.adapters.patch import Call, FactoryPatch, Patch
-from jacobiflow.adapters.transform_spec import Map, Theta, TransformSpec, own_map, parts, variant
+from jacobiflow.adapters.transform_spec import Map, Theta, TransformSpec, own_map
 from jacobiflow.core.bijectors import Bijector
 
 NETWORK = {"layers", "skip_layer", "f", "input_dim", "context_dim", "param_dims"}

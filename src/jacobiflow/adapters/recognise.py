@@ -7,10 +7,10 @@ else are understood or declined.
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jacobiflow.adapters.masked import ForeignNetwork, pack, structure
-from jacobiflow.adapters.module_state import State
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, TransformSpec, variant
+from jacobiflow.adapters.module_state import State, frozen
+from jacobiflow.adapters.transform_spec import Declined, ForeignMap, TransformSpec
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.flows.masked_mlp import MaskedConditioner
 
@@ -36,26 +36,25 @@ _tested = WeakKeyDictionary[nn.Module, tuple[object, tuple[int, int | None, tupl
 
 
 def verify(module: nn.Module, describe: Callable[[nn.Module], TransformSpec]) -> TransformSpec:
-    """describe(module) with the candidates that reproduce the transform. Raises Declined if none do.
+    """The module as it is now, with the candidates that reproduce the transform. Raises Declined if none do.
 
     The result is kept until a class or an option of a layer changes, and holds for every module of the same classes,
     options, shapes and buffers. Weights do not matter: networks are compared with random ones. The test evaluates
     copies, in eval mode and without gradients: the module, its buffers and torch's generator stay as they are.
     """
-    spec = describe(module)
+    spec = describe(frozen(module))
     about = spec.options, [(type(m), _options(m)) for m in module.modules()]
-    known = _tested.get(module)
-    if known is None or known[0] != about:
-        others = ((other, v) for other, v in list(_tested.items()) if v[0] == about)
-        known = next((v for other, v in others if all(map(_equal, other.buffers(), module.buffers()))), None)
+    alike = (other for other, (what, _) in list(_tested.items()) if what == about)
+    known = next((m for m in alike if all(map(_equal, m.buffers(), module.buffers()))), None)
     if known is None:
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
             draw = torch.Generator().manual_seed(0)
-            random = describe(_copied(module, draw, {}))
-            choice = _choose_map(describe(_copied(module, None, {}))), *_choose_network(random, draw)
-        known = about, choice
-    _tested[module] = known
-    bijector, wiring, contexts = known[1]
+            random = describe(frozen(module, partial(_random, draw)).eval())
+            choice = _choose_map(describe(frozen(module, _plain).eval())), *_choose_network(random, draw)
+    else:
+        choice = _tested[known][1]
+    _tested[module] = about, choice
+    bijector, wiring, contexts = choice
     network = replace(spec.network, activation=None) if wiring is None else spec.networks[wiring]
     return replace(spec, maps=(spec.maps[bijector],), networks=(network,), contexts=contexts)
 
@@ -67,34 +66,25 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 def _options(m: nn.Module) -> tuple[dict[str, Any], list[Any]]:
     """The numbers, words and functions among the attributes of a module, and the shapes of its tensors."""
     plain = (bool, int, float, str, type(None))
-    functions = (types.FunctionType, types.BuiltinFunctionType, functools.partial)
+    functions = (types.FunctionType, types.BuiltinFunctionType, partial, type)
     values = {k: id(v) if isinstance(v, functions) else v for k, v in vars(m).items() if k != "training"}
     shapes = [[t is not None and t.shape for t in store.values()] for store in (m._parameters, m._buffers)]
     return {k: v for k, v in values.items() if isinstance(v, plain)}, shapes
 
 
-def _copied(module: nn.Module, draw: torch.Generator | None, copies: dict[int, nn.Module]) -> Any:
-    """A copy in eval mode with float64 tensors on the CPU; with `draw`, its weights are random.
+def _plain(m: nn.Module, name: str, value: Tensor) -> Tensor:
+    """A tensor in float64 on the CPU."""
+    return value.detach().to("cpu", torch.float64) if value.is_floating_point() else value
 
-    copies: those that were made before, by the id of the module.
-    """
-    if id(module) in copies:
-        return copies[id(module)]
-    buffers: dict[str, Tensor | None] = dict(module._buffers)
-    parameters: dict[str, Tensor | None] = dict(module._parameters)
-    for tensors in (buffers, parameters):
-        for name, value in tensors.items():
-            if value is None or not value.is_floating_point():
-                continue
-            new = tensors[name] = value.detach().to("cpu", torch.float64)
-            if draw is not None and (tensors is parameters or name in ("running_mean", "running_var")):
-                scale = 1.5 / max(new[0].numel() if new.ndim > 1 else 4, 1) ** 0.5
-                new = scale * torch.randn(new.shape, generator=draw, dtype=torch.float64)
-                tensors[name] = new.abs() + 0.5 if name == "running_var" else new
-    copied = copies[id(module)] = variant(module, training=False, _parameters=parameters, _buffers=buffers)
-    parts = {k: m if m is None else _copied(m, draw, copies) for k, m in module._modules.items()}
-    vars(copied)["_modules"] = parts
-    return copied
+
+def _random(draw: torch.Generator, m: nn.Module, name: str, value: Tensor) -> Tensor:
+    """The same with random numbers, if it is a weight or a statistic of batch norm."""
+    value = _plain(m, name, value)
+    if not value.is_floating_point() or not (name in m._parameters or name in ("running_mean", "running_var")):
+        return value
+    scale = 1.5 / max(value[0].numel() if value.ndim > 1 else 4, 1) ** 0.5
+    new: Tensor = scale * torch.randn(value.shape, generator=draw, dtype=torch.float64)
+    return new.abs() + 0.5 if name == "running_var" else new
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -122,19 +121,3 @@ class TransformSpec:
     def like(self) -> Tensor:
         """A tensor with the dtype and the device of the weights."""
         return next(self.module.parameters(), torch.zeros(()))
-
-
-def parts(item: Any) -> dict[str, Any]:
-    """The attributes and submodules of a module; none of anything else."""
-    return {**vars(item), **vars(item).get("_modules", {})} if isinstance(item, nn.Module) else {}
-
-
-def variant(owner: Any, **attributes: Any) -> Any:
-    """A shallow copy of an object with other attributes. Its own methods are bound to the copy."""
-    twin = object.__new__(type(owner))
-    vars(twin).update(vars(owner))
-    for name, value in vars(owner).items():
-        if isinstance(value, types.MethodType) and value.__self__ is owner:
-            vars(twin)[name] = types.MethodType(value.__func__, twin)
-    vars(twin).update(attributes)
-    return twin

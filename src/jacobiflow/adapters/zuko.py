@@ -15,9 +15,10 @@ from torch.distributions import Transform
 from jacobiflow.adapters.inverter import FULL, tolerance
 from jacobiflow.adapters.maps import SoftclipAffine, SoftclipSpline
 from jacobiflow.adapters.masked import networks
+from jacobiflow.adapters.module_state import parts, variant
 from jacobiflow.adapters.patch import Call, FactoryPatch, Patch, require_gain
 from jacobiflow.adapters.race import ORIGINAL
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, parts, variant
+from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec
 from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
 
@@ -69,7 +70,7 @@ class Inverse(Patch):
             maps=tuple(_maps(module, shapes, length)),
             networks=candidates,
             twin=twin,
-            options=(id(module.univariate), shapes),
+            options=shapes,
             resolution=_resolution(module.univariate(*map(torch.zeros, shapes))),
         )
 
