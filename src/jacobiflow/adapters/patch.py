@@ -82,7 +82,7 @@ class Call:
 class Patch:
     """Replaces a method of `owner`. It is pickled and copied with its owner, and holds no weights."""
 
-    method: ClassVar[str]
+    method: ClassVar[str] = "inverse"
     whole: ClassVar[bool] = False  # whether `module` itself computes parameters, not only its children
     batched: ClassVar[bool] = False  # whether z and context have leading dimensions, which broadcast
 
@@ -127,6 +127,11 @@ class Patch:
         delattr(self.owner, self.method)
         if self.before is not None:
             setattr(self.owner, self.method, self.before)
+
+    def __call__(self, inputs: Tensor, context: Tensor | None = None) -> Any:
+        """`owner.inverse(inputs, context)`; a subclass has the signature of its own method."""
+        solved = self.solved(Call(inputs, context, lambda z: self.original()(z, context)))
+        return self.original()(inputs, context) if solved is None else solved
 
     def inverter(self) -> TransformInverter:
         """The inverter of this owner, made on first use."""
