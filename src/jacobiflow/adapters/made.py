@@ -16,7 +16,7 @@ from torch import Tensor
 from jacobiflow.adapters.maps import SoftplusSpline
 from jacobiflow.adapters.masked import networks
 from jacobiflow.adapters.module_state import parts, variant
-from jacobiflow.adapters.patch import Patch
+from jacobiflow.adapters.patch import Call, Patch
 from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, own_map
 from jacobiflow.core.bijectors import Bijector, ScaleAffine
 
@@ -53,6 +53,10 @@ class Inverse(Patch):
             twin=partial(_twin, module),
             options=[str(bound) for bound in bounds],
         )
+
+    def __call__(self, inputs: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        solved = self.solved(Call(inputs, context, lambda z: self.original()(z, context)))
+        return self.original()(inputs, context) if solved is None else solved
 
 
 def _twin(owner: Any, theta: Theta, width: int) -> tuple[Map, Map]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
 from jacobiflow.adapters.module_state import variant
-from jacobiflow.adapters.patch import Patch
+from jacobiflow.adapters.patch import Call, Patch
 from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec
 from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
@@ -121,8 +121,9 @@ class Inverse(Patch):
             options=(id(module.bijector), id(module.activation)),
         )
 
-    def __call__(self, z: Tensor, context: Tensor | None = None) -> Any:
-        return super().__call__(z, context)
+    def __call__(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        solved = self.solved(Call(z, context, lambda z: self.original()(z, context)))
+        return self.original()(z, context) if solved is None else solved
 
 
 class _Function(nn.Module):

@@ -128,11 +128,6 @@ class Patch:
         if self.before is not None:
             setattr(self.owner, self.method, self.before)
 
-    def __call__(self, inputs: Tensor, context: Tensor | None = None) -> Any:
-        """`owner.inverse(inputs, context)`; a subclass has the signature of its own method."""
-        solved = self.solved(Call(inputs, context, lambda z: self.original()(z, context)))
-        return self.original()(inputs, context) if solved is None else solved
-
     def inverter(self) -> TransformInverter:
         """The inverter of this owner, made on first use."""
         if self.shared is None:

@@ -31,10 +31,8 @@ class NothingToGain(Declined):
 @contextmanager
 def library_mode() -> Iterator[None]:
     """Run code of another library outside inference mode: it may keep tensors for later calls."""
-    if torch.is_grad_enabled():
-        yield
-        return
-    with torch.inference_mode(False), torch.no_grad():
+    gradients = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients):
         yield
 
 
@@ -64,16 +62,14 @@ class ForeignMap:
         return new.unsqueeze(-1), log_slope.unsqueeze(-1)
 
     def _by_feature(self, value: Tensor, theta: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+        """Rows whose windows are at the same place are evaluated at once."""
         theta, at = theta[..., :-1], theta[..., -1].long()
-        if bool((at == at[:1]).all()):
-            return self.function(value, theta, inverse=inverse, features=at[0])
-        # Each row has a window of its own: evaluate all features, then take those of the window.
-        every = torch.arange(self.features, device=at.device)
-        index = at[..., None].expand_as(theta)
-        all_values = value.new_zeros(len(value), self.features).scatter(1, at, value)
-        all_theta = theta.new_zeros(len(theta), self.features, theta.shape[-1]).scatter(1, index, theta)
-        new, log_slope = self.function(all_values, all_theta, inverse=inverse, features=every)
-        return new.gather(1, at), log_slope.gather(1, at)
+        new, log_slope = torch.empty_like(value), torch.empty_like(value)
+        for first in at[:, 0].unique():
+            rows = at[:, 0] == first
+            found = self.function(value[rows], theta[rows], inverse=inverse, features=at[rows][0])
+            new[rows], log_slope[rows] = found
+        return new, log_slope
 
 
 def own_map(twin: Twin) -> ForeignMap:
