@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from jacobiflow.adapters.maps import ForeignMap
 from jacobiflow.adapters.masked import pack, structure
-from jacobiflow.adapters.module_state import State
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, TransformSpec, library_mode
+from jacobiflow.adapters.transform_spec import Declined, State, TransformSpec, library_mode
 from jacobiflow.core.block import Block, Cache, Conditioner, NoCache, Start, WrappedConditioner, take
 from jacobiflow.core.decode import decode
 from jacobiflow.core.description import MaskedNetwork
@@ -132,7 +132,7 @@ class Packed:
         if context is not None:
             width = context.shape[-1] if context.ndim == 2 and len(context) in (1, len(z)) else -1
             given.append(context)
-        shapes = z.ndim == 2 and len(z) > 0 and z.shape[1] == self.spec.length and width in self.spec.contexts
+        shapes = z.ndim == 2 and len(z) > 0 and z.shape[1] == self.spec.length and width == self.spec.context
         return shapes and all(t.dtype is like.dtype and t.device == like.device for t in given)
 
     @torch.no_grad()

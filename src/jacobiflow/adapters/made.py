@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.adapters.maps import SoftplusSpline
+from jacobiflow.adapters.maps import ForeignMap, SoftplusSpline, own_map
 from jacobiflow.adapters.masked import networks
-from jacobiflow.adapters.module_state import parts, variant
 from jacobiflow.adapters.patch import Call, Patch
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, own_map
+from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, parts, variant
 from jacobiflow.core.bijectors import Bijector, ScaleAffine
 
 LAYERS = {"initial_layer", "blocks", "final_layer"}
@@ -46,7 +45,7 @@ class Inverse(Patch):
         return TransformSpec(
             module=module,
             passes=length,
-            contexts=(0,) if context_layer is None else (0, context_layer.in_features),
+            context=0 if context_layer is None else context_layer.in_features,
             theta=lambda x, context: net(x, context).view(len(x), length, -1),
             maps=tuple(_maps(module, length, params)),
             networks=candidates,

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.adapters.module_state import variant
-from jacobiflow.adapters.transform_spec import Declined
+from jacobiflow.adapters.transform_spec import Declined, variant
 from jacobiflow.core.description import MaskedNetwork, Stage
 
 Function = Callable[[Tensor], Tensor]  # as a term: of context [n, C], [n, out]

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
-from jacobiflow.adapters.module_state import variant
 from jacobiflow.adapters.patch import Call, Patch
-from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec
+from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, variant
 from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
 
@@ -113,7 +112,7 @@ class Inverse(Patch):
         return TransformSpec(
             module=module,
             passes=module.features,
-            contexts=(module.context,),
+            context=module.context,
             theta=module.params,
             maps=(module.bijector,),
             networks=module.networks(),

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from jacobiflow.adapters import race
 from jacobiflow.adapters.inverter import KERNELS, Packed, Solution, TransformInverter
-from jacobiflow.adapters.module_state import State
 from jacobiflow.adapters.recognise import verify
-from jacobiflow.adapters.transform_spec import Declined, NothingToGain, TransformSpec
+from jacobiflow.adapters.transform_spec import Declined, NothingToGain, State, TransformSpec
 from jacobiflow.flows.weights import tensors_of
 
 AS_FAST = ("it is as fast", "it is as fast with gradients")
@@ -88,7 +87,7 @@ class Patch:
 
     def __init__(self, owner: Any, tol: float = 0.0, tally: Tally | None = None) -> None:
         self.owner, self.tol, self.tally = owner, tol, tally or Tally()
-        before = vars(owner).get(self.method)  # set on the object, not by its class
+        before = vars(owner).get(self.method)  # set on the object, as Pyro does
         self.before: Any = before.before if isinstance(before, Patch) else before
         self.shared: TransformInverter | None = None
 
@@ -108,15 +107,12 @@ class Patch:
 
     def spec(self) -> TransformSpec:
         """The description, verified unless hooks would notice: then it is verified before it is used."""
-        spec = self.describe(self.module)
-        require_gain(spec.passes)
-        return spec if self.state().hooked else verify(self.module, self.describe)
+        require_gain(self.describe(self.module).passes)
+        return self.describe(self.module) if self.state().hooked else verify(self.module, self.describe)
 
     def original(self) -> Callable[..., Any]:
         """The method that is replaced."""
-        if self.before is not None:
-            return self.before  # type: ignore[no-any-return]
-        return getattr(type(self.owner), self.method).__get__(self.owner)  # type: ignore[no-any-return]
+        return self.before or getattr(type(self.owner), self.method).__get__(self.owner)  # type: ignore[no-any-return]
 
     def install(self) -> None:
         """Replace the method."""

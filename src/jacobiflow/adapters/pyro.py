@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Transform
 
-from jacobiflow.adapters.maps import ClampedAffine, StableAffine
+from jacobiflow.adapters.maps import ClampedAffine, StableAffine, own_map
 from jacobiflow.adapters.masked import networks
-from jacobiflow.adapters.module_state import parts, variant
 from jacobiflow.adapters.patch import Call, FactoryPatch, Patch
-from jacobiflow.adapters.transform_spec import Map, Theta, TransformSpec, own_map
+from jacobiflow.adapters.transform_spec import Map, Theta, TransformSpec, parts, variant
 from jacobiflow.core.bijectors import Bijector
 
 NETWORK = {"layers", "skip_layer", "f", "input_dim", "context_dim", "param_dims"}
@@ -48,7 +47,7 @@ class Inverse(Patch):
         return TransformSpec(
             module=net,
             passes=net.input_dim,
-            contexts=(net.context_dim,),
+            context=net.context_dim,
             theta=theta,
             maps=(self._map(),),
             networks=networks(net.layers, activation, lambda r: r.view(-1, net.input_dim).T, first=net.context_dim),

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jacobiflow.adapters.maps import ForeignMap
 from jacobiflow.adapters.masked import ForeignNetwork, pack, structure
-from jacobiflow.adapters.module_state import State, frozen
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, TransformSpec
+from jacobiflow.adapters.transform_spec import Declined, State, TransformSpec, frozen
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.flows.masked_mlp import MaskedConditioner
 
@@ -32,7 +32,9 @@ MAP_TOLERANCE, NETWORK_TOLERANCE = 1e-6, 1e-9  # relative, in float64
 # bins, values are off by 8e-7 and log-derivatives by 4e-5. Bisections are off by 1e-6, all others by 1e-12.
 UNDO_TOLERANCE, UNDO_LOG_TOLERANCE = 1e-5, 1e-4
 
-_tested = WeakKeyDictionary[nn.Module, tuple[object, tuple[int, int | None, tuple[int, ...]]]]()
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, partial, type)
+
+_tested = WeakKeyDictionary[nn.Module, tuple[object, tuple[int, int | None]]]()
 
 
 def verify(module: nn.Module, describe: Callable[[nn.Module], TransformSpec]) -> TransformSpec:
@@ -50,13 +52,13 @@ def verify(module: nn.Module, describe: Callable[[nn.Module], TransformSpec]) ->
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
             draw = torch.Generator().manual_seed(0)
             random = describe(frozen(module, partial(_random, draw)).eval())
-            choice = _choose_map(describe(frozen(module, _plain).eval())), *_choose_network(random, draw)
+            choice = _choose_map(describe(frozen(module, _plain).eval())), _choose_network(random, draw)
     else:
         choice = _tested[known][1]
     _tested[module] = about, choice
-    bijector, wiring, contexts = choice
+    bijector, wiring = choice
     network = replace(spec.network, activation=None) if wiring is None else spec.networks[wiring]
-    return replace(spec, maps=(spec.maps[bijector],), networks=(network,), contexts=contexts)
+    return replace(spec, maps=(spec.maps[bijector],), networks=(network,))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -65,11 +67,9 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 def _options(m: nn.Module) -> tuple[dict[str, Any], list[Any]]:
     """The numbers, words and functions among the attributes of a module, and the shapes of its tensors."""
-    plain = (bool, int, float, str, type(None))
-    functions = (types.FunctionType, types.BuiltinFunctionType, partial, type)
-    values = {k: id(v) if isinstance(v, functions) else v for k, v in vars(m).items() if k != "training"}
+    values = {k: id(v) if isinstance(v, FUNCTIONS) else v for k, v in vars(m).items() if k != "training"}
     shapes = [[t is not None and t.shape for t in store.values()] for store in (m._parameters, m._buffers)]
-    return {k: v for k, v in values.items() if isinstance(v, plain)}, shapes
+    return {k: v for k, v in values.items() if isinstance(v, bool | int | float | str | None)}, shapes
 
 
 def _plain(m: nn.Module, name: str, value: Tensor) -> Tensor:
@@ -93,31 +93,25 @@ def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def _near(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
-    """Elementwise, whether two finite numbers are equal up to rounding."""
     return (a - b).abs() <= tolerance * b.abs().clamp_min(1)
 
 
-def _choose_network(spec: TransformSpec, draw: torch.Generator) -> tuple[int | None, tuple[int, ...]]:
-    """Which candidate computes theta, and which contexts the network accepts."""
+def _choose_network(spec: TransformSpec, draw: torch.Generator) -> int | None:
+    """Which candidate computes theta."""
     x = torch.randn(ROWS, spec.length, generator=draw, dtype=torch.float64)
     x[::2] *= 10
-    accepted: dict[int, tuple[Tensor | None, Tensor]] = {}
-    problem: Exception | None = None
-    for width in spec.contexts:
-        context = torch.randn(ROWS, width, generator=draw, dtype=torch.float64) if width else None
-        try:
-            accepted[width] = context, spec.theta(x, context)
-        except Exception as error:  # whatever another library raises
-            problem = error
-    if not accepted:
-        raise Declined(f"its conditioner fails: {problem}")
+    context = torch.randn(ROWS, spec.context, generator=draw, dtype=torch.float64) if spec.context else None
+    try:
+        theta = spec.theta(x, context)
+    except Exception as error:  # whatever another library raises
+        raise Declined(f"its conditioner fails: {error}") from None
     _check_layers(spec.network, draw)
     if State([spec.module]).bare:
         for i, network in enumerate(spec.networks):
-            if all(_computes(network, x, *given) for given in accepted.values()):
-                return i, tuple(accepted)
-    _check_order(spec, x, *next(iter(accepted.values())))
-    return None, tuple(accepted)
+            if _computes(network, x, context, theta):
+                return i
+    _check_order(spec, x, context, theta)
+    return None
 
 
 def _check_layers(network: ForeignNetwork, draw: torch.Generator) -> None:
@@ -145,28 +139,16 @@ def _check_order(spec: TransformSpec, x: Tensor, context: Tensor | None, theta: 
     known = structure(spec.network)
     if known is None:
         raise Declined("its masks are not autoregressive in any order")
-    start = torch.arange(len(x), device=x.device) % spec.length
-    position = torch.argsort(known.order).to(x.device)
-    changed = torch.where(position >= start[:, None], 1 - x, x)
-    kept = (position <= start[:, None])[..., None]
-    difference = torch.where(kept, spec.theta(changed, context) - theta, 0).abs().max()
+    start = torch.arange(len(x))[:, None] % spec.length
+    position = torch.argsort(known.order)
+    changed = spec.theta(torch.where(position >= start, 1 - x, x), context)
+    difference = torch.where((position <= start)[..., None], changed - theta, 0).abs().max()
     if not bool(difference <= 1e5 * torch.finfo(x.dtype).eps * theta.abs().max().clamp_min(1)):
         raise Declined("its parameters depend on later features, against its masks")
 
 
 def _choose_map(spec: TransformSpec) -> int:
     """The first candidate that agrees with the transform's own forward and inverse methods."""
-
-    def agrees(ours: Bijector, inverse: bool, value: Tensor, theta: Tensor, new: Tensor, log_det: Tensor) -> bool:
-        if isinstance(ours, ForeignMap) and ours.features:
-            index = torch.arange(theta.shape[1]).expand(theta.shape[:2]).to(theta)
-            theta = torch.cat((theta, index[..., None]), -1)
-        found, log_slope = (ours.inverse if inverse else ours.forward)(value[..., None], theta)
-        same = _close(found[..., 0], new, MAP_TOLERANCE + 2 * spec.resolution)
-        if inverse and spec.resolution:  # the log-derivative of a bisection only serves as a unit
-            return same
-        return same and _close(log_slope.flatten(1).sum(1), log_det, MAP_TOLERANCE)
-
     try:
         expected = list(_expected(spec))
     except Declined:
@@ -174,9 +156,21 @@ def _choose_map(spec: TransformSpec) -> int:
     except Exception as error:  # whatever another library raises
         raise Declined(f"its methods fail on a small copy: {error}") from None
     for i, bijector in enumerate(spec.maps):
-        if all(agrees(bijector, *case) for case in expected):
+        if all(_agrees(bijector, spec.resolution, *case) for case in expected):
             return i
     raise Declined("its forward and inverse methods differ from the elementwise maps that are known")
+
+
+def _agrees(
+    ours: Bijector, resolution: float, inverse: bool, value: Tensor, theta: Tensor, new: Tensor, log_det: Tensor
+) -> bool:
+    if isinstance(ours, ForeignMap) and ours.features:
+        index = torch.arange(theta.shape[1]).expand(theta.shape[:2]).to(theta)
+        theta = torch.cat((theta, index[..., None]), -1)
+    found, log_slope = (ours.inverse if inverse else ours.forward)(value[..., None], theta)
+    rough = inverse and resolution > 0  # the log-derivative of a bisection only serves as a unit
+    same = _close(found[..., 0], new, MAP_TOLERANCE + 2 * resolution)
+    return same and (rough or _close(log_slope.flatten(1).sum(1), log_det, MAP_TOLERANCE))
 
 
 def _expected(spec: TransformSpec) -> Iterator[tuple[bool, Tensor, Tensor, Tensor, Tensor]]:

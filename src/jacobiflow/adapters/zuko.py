@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.distributions import Transform
 
 from jacobiflow.adapters.inverter import FULL, tolerance
-from jacobiflow.adapters.maps import SoftclipAffine, SoftclipSpline
+from jacobiflow.adapters.maps import ForeignMap, SoftclipAffine, SoftclipSpline
 from jacobiflow.adapters.masked import networks
-from jacobiflow.adapters.module_state import frozen, parts, variant
 from jacobiflow.adapters.patch import Call, FactoryPatch, Patch, require_gain
 from jacobiflow.adapters.race import ORIGINAL
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec
+from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, frozen, parts, variant
 from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
 
@@ -64,7 +63,7 @@ class Inverse(Patch):
         return TransformSpec(
             module=module,
             passes=module.passes,
-            contexts=(candidates[0].links[0].linear.in_features - length,),
+            context=candidates[0].links[0].linear.in_features - length,
             theta=lambda x, c: module.hyper(x if c is None else torch.cat((x, c), -1)).view(len(x), length, -1),
             maps=tuple(_maps(module, shapes, length)),
             networks=candidates,
