@@ -132,7 +132,7 @@ class Packed:
         if context is not None:
             width = context.shape[-1] if context.ndim == 2 and len(context) in (1, len(z)) else -1
             given.append(context)
-        shapes = z.ndim == 2 and len(z) > 0 and z.shape[1] == self.spec.length and width == self.spec.context
+        shapes = z.ndim == 2 and len(z) > 0 and (z.shape[1], width) == (self.spec.length, self.spec.context)
         return shapes and all(t.dtype is like.dtype and t.device == like.device for t in given)
 
     @torch.no_grad()
@@ -227,14 +227,12 @@ def _decode(block: Block, z: Tensor, tol: float, way: str) -> Solution:
     width = None if way in (SWEEPS, FULL) else 1
     method = Method(width=width, tol=tol, max_sweeps=most, init="zeros", unit="relative")
     out = decode(block, z, method, compact_at=COMPACT_AT if z.numel() > COMPACT_FROM_NUMBERS else 0)
-    stats, passes, new = out.stats.blocks[0], 0.0, 0
-    if len(z):
-        passes = float(stats.sweeps.max() if way == FULL else stats.evaluated.max() / length)
-    lost = (~out.x.isfinite()).flatten(1).any(1).nonzero()[:, 0]
-    if len(lost):
-        out.x[lost] = out.log_det[lost] = float("nan")
-        new = int(z[lost].isfinite().flatten(1).all(1).sum())
-    return Solution(out.x, out.log_det, new, passes)
+    stats = out.stats.blocks[0]
+    lost = ~out.x.isfinite().flatten(1).all(1)
+    out.x[lost] = out.log_det[lost] = float("nan")
+    new = lost & z.isfinite().flatten(1).all(1)
+    passes = stats.sweeps.max() if way == FULL else stats.evaluated.max() / length
+    return Solution(out.x, out.log_det, int(new.sum()), float(passes))
 
 
 def tolerance(tol: float, dtype: torch.dtype, gradients: bool, resolution: float) -> float:

@@ -131,7 +131,7 @@ class ForeignMap:
         """Rows whose windows are at the same place are evaluated at once."""
         theta, at = theta[..., :-1], theta[..., -1].long()
         new, log_slope = torch.empty_like(value), torch.empty_like(value)
-        for first in at[:, 0].unique():
+        for first in set(at[:, 0].tolist()):
             rows = at[:, 0] == first
             found = self.function(value[rows], theta[rows], inverse=inverse, features=at[rows][0])
             new[rows], log_slope[rows] = found

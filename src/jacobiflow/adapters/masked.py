@@ -211,7 +211,7 @@ def pack(net: ForeignNetwork, known: Structure) -> MaskedNetwork:
 
     stages = list[Stage]()
     for link, new, ends in zip(net.links[:-1], units[1:], known.ends[1:], strict=True):
-        norm = None if link.norm is None else tuple(t[new, None] for t in _affine(link.norm))
+        norm: Any = None if link.norm is None else [t[new, None] for t in _affine(link.norm)]
         stages.append(Stage(*sort(link, new), link.source, link.activated, link.skip, ends, norm))
     head, head_bias = sort(net.links[-1], net.rows.to(device)[units[0]].flatten())
     return MaskedNetwork(net.length, tuple(stages), head, head_bias, net.activation, net.links[-1].activated)

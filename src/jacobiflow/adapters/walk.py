@@ -59,12 +59,11 @@ def captured(function: Any) -> list[nn.Module]:
     return modules
 
 
-def _names(code: types.CodeType | None) -> list[str]:
-    """The globals and attributes that a function and those inside it name."""
-    if code is None:
+def _names(code: Any) -> list[str]:
+    """The globals and attributes that a function and those inside it name; none of anything else."""
+    if type(code) is not types.CodeType:
         return []
-    inner = (_names(part) for part in code.co_consts if type(part) is types.CodeType)
-    return [*code.co_names, *chain.from_iterable(inner)]
+    return [*code.co_names, *chain.from_iterable(map(_names, code.co_consts))]
 
 
 def _parts(item: Any) -> Iterator[tuple[str, Any]]:
