@@ -110,13 +110,11 @@ class Packed:
 
     @cached_property
     def ways(self) -> tuple[str, ...]:
-        """The ways in which it can be solved."""
         if self.bind(None).engine.name == "c":
             return (KERNELS,)  # all positions in one call, which nothing beats
         return (FULL,) if self.network is None else (STEPS, SWEEPS)
 
     def slower(self) -> str:
-        """Why no C kernel runs."""
         if self.network is None:
             return "its activation or connections are not known: each sweep is a full pass"
         like = self.spec.like
@@ -208,7 +206,6 @@ class TransformInverter:
         self.signature = hash((spec.passes, weights, kinds))  # of what decides which way is the fastest
 
     def pack(self, state: State, spec: TransformSpec) -> Packed:
-        """Read weights and layers, which may have been replaced."""
         self.spec, net = spec, spec.network
         known = self.structures.fresh([link.mask for link in net.links], partial(structure, net))
         if known is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jacobiflow.adapters.maps import ForeignMap, SoftplusSpline, own_map
 from jacobiflow.adapters.masked import networks
-from jacobiflow.adapters.patch import Call, Patch
+from jacobiflow.adapters.patch import Patch
 from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, parts, variant
 from jacobiflow.core.bijectors import Bijector, ScaleAffine
 
@@ -54,8 +54,7 @@ class Inverse(Patch):
         )
 
     def __call__(self, inputs: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        solved = self.solved(Call(inputs, context, lambda z: self.original()(z, context)))
-        return self.original()(inputs, context) if solved is None else solved
+        return self.solved(inputs, context) or self.original()(inputs, context)
 
 
 def _twin(owner: Any, theta: Theta, width: int) -> tuple[Map, Map]:

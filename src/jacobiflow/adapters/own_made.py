@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
-from jacobiflow.adapters.patch import Call, Patch
+from jacobiflow.adapters.patch import Patch
 from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, variant
 from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
@@ -121,8 +121,7 @@ class Inverse(Patch):
         )
 
     def __call__(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        solved = self.solved(Call(z, context, lambda z: self.original()(z, context)))
-        return self.original()(z, context) if solved is None else solved
+        return self.solved(z, context) or self.original()(z, context)
 
 
 class _Function(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -46,36 +46,19 @@ class Tally:
     reason: str = ""  # why that was the original
 
     def count(self, ran: str, reason: str = "", rows: int = 0, saved: float = 0.0) -> None:
-        """Add a call."""
         self.last, self.reason = ran, reason
         self.calls[ran] += 1
         self.rows += rows
         self.passes_saved += saved
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of the inverse: noise z [..., T], context [..., C], and the original of it."""
-
-    z: Tensor
-    context: Tensor | None
-    original: Callable[[Tensor], Any]  # of z
-
-    @property
-    def batch(self) -> torch.Size:
-        """The leading dimensions, which broadcast."""
-        shapes = [t.shape[:-1] for t in (self.z, self.context) if t is not None]
-        try:
-            return torch.broadcast_shapes(*shapes)  # type: ignore[no-any-return, no-untyped-call]
-        except RuntimeError as error:
-            raise Declined("z and context of shapes that do not broadcast") from error
-
-    def flat(self) -> tuple[Tensor, Tensor | None]:
-        """z [n, T], and context [n, C], or [1, C] if it is that of all rows."""
-        z, context = self.z.expand(*self.batch, -1).reshape(-1, self.z.shape[-1]), self.context
-        if context is not None and context.shape[:-1].numel() > 1:
-            context = context.expand(*self.batch, -1)
-        return z, None if context is None else context.reshape(-1, context.shape[-1])
+def batch_shape(z: Tensor, context: Tensor | None) -> torch.Size:
+    """The leading dimensions of noise z [..., T] and context [..., C], which broadcast."""
+    shapes = [t.shape[:-1] for t in (z, context) if t is not None]
+    try:
+        return torch.broadcast_shapes(*shapes)  # type: ignore[no-any-return, no-untyped-call]
+    except RuntimeError as error:
+        raise Declined("z and context of shapes that do not broadcast") from error
 
 
 class Patch:
@@ -83,7 +66,7 @@ class Patch:
 
     method: ClassVar[str] = "inverse"
     whole: ClassVar[bool] = False  # whether `module` itself computes parameters, not only its children
-    batched: ClassVar[bool] = False  # whether z and context have leading dimensions, which broadcast
+    batched: ClassVar[bool] = False  # whether context is bound; z and it then have leading dimensions, which broadcast
 
     def __init__(self, owner: Any, tol: float = 0.0, tally: Tally | None = None) -> None:
         self.owner, self.tol, self.tally = owner, tol, tally or Tally()
@@ -111,15 +94,12 @@ class Patch:
         return self.describe(self.module) if self.state().hooked else verify(self.module, self.describe)
 
     def original(self) -> Callable[..., Any]:
-        """The method that is replaced."""
         return self.before or getattr(type(self.owner), self.method).__get__(self.owner)  # type: ignore[no-any-return]
 
     def install(self) -> None:
-        """Replace the method."""
         setattr(self.owner, self.method, self)
 
     def remove(self) -> None:
-        """Put the original method back."""
         delattr(self.owner, self.method)
         if self.before is not None:
             setattr(self.owner, self.method, self.before)
@@ -157,74 +137,83 @@ class Patch:
         except Declined as reason:
             return reason
 
-    def solved(self, call: Call) -> tuple[Tensor, Tensor] | None:
+    def solved(self, z: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """x with z = f(x), and log |dx/dz|, in the shape of the call. None: call the original, because ours does
         not apply or is not faster."""
         try:
-            way, found = self._attempt(call)
+            way, found = self._attempt(z, context)
         except Declined as reason:
             self.tally.count(race.ORIGINAL, str(reason))
             return None
-        n = len(found.x)
+        n, batch = len(found.x), batch_shape(z, context)
         self.tally.count(way, "", n, max(self.inverter().spec.passes - found.passes, 0))
         if found.lost:
-            wider = "" if found.x.dtype is torch.float64 else "try float64, or "
+            wider = "" if z.dtype is torch.float64 else "try float64, or "
             warnings.warn(
-                f"{found.lost} of {n} samples have no finite inverse in {found.x.dtype}: they are not finite, "
+                f"{found.lost} of {n} samples have no finite inverse in {z.dtype}: they are not finite, "
                 f"as they would be without acceleration; {wider}check the weights and the noise",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return found.x.view(*call.batch, -1), found.log_det.view(call.batch)
+        return found.x.view(*batch, -1), found.log_det.view(batch)
 
-    def _attempt(self, call: Call, way: str | None = None) -> tuple[str, Solution]:
+    def _attempt(self, z: Tensor, context: Tensor | None, way: str | None = None) -> tuple[str, Solution]:
         """What ran, and the solution. Raises Declined where the original must run. way: the one to take."""
-        inverter, given = self.inverter(), (call.z, call.context, *tensors_of(self.module))
+        inverter, given = self.inverter(), (z, context, *tensors_of(self.module))
         gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-        rows = call.batch.numel().bit_length()
-        key = (inverter.signature, rows, gradients, call.z.dtype, call.z.device, torch.get_num_threads())
+        rows = batch_shape(z, context).numel().bit_length()
+        key = (inverter.signature, rows, gradients, z.dtype, z.device, torch.get_num_threads())
         way = way or race.winner(key)
         if way == race.ORIGINAL:
             raise Declined(AS_FAST[gradients])
-        state = self.state(call.z.device)
-        z, context = self._rows(call)
+        state, flat = self.state(z.device), self._rows(z, context)
 
         def use(made: Packed | Declined) -> tuple[str, Solution]:
             packed = usable(made)
             for frozen, now in zip(packed.spec.module.modules(), self.module.modules(), strict=False):
                 frozen.training = now.training  # layers of zuko differ in their gradients
-            if not packed.fits(z, context):
+            if not packed.fits(*flat):
                 raise Declined("inputs or context of another shape, dtype or device")
-            chosen = way if way in packed.ways else self._race(key, packed, call, gradients)
+            chosen = way if way in packed.ways else self._race(key, packed, z, context, gradients)
             if chosen == race.ORIGINAL:
                 raise Declined(AS_FAST[gradients])
-            return chosen, packed.solve(z, context, self.tol, chosen)
+            return chosen, packed.solve(*flat, self.tol, chosen)
 
         return inverter.memo.solve(((None, state.tensors),), partial(self._pack, state), use)
 
-    def _rows(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        return call.flat() if self.batched else (call.z, call.context)
+    def _rows(self, z: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """z [n, T], and context [n, C], or [1, C] if it is that of all rows."""
+        if not self.batched:
+            return z, context
+        batch = batch_shape(z, context)
+        if context is not None:
+            context = context if context.shape[:-1].numel() == 1 else context.expand(*batch, -1)
+            context = context.reshape(-1, context.shape[-1])
+        return z.expand(*batch, -1).reshape(-1, z.shape[-1]), context
 
-    def _race(self, key: Hashable, packed: Packed, call: Call, gradients: bool) -> str:
+    def _race(self, key: Hashable, packed: Packed, z: Tensor, context: Tensor | None, gradients: bool) -> str:
         """The fastest way for these rows, gradients included."""
         weights = [p for p in self.module.parameters() if p.requires_grad]
 
         def timed(run: Callable[[Tensor], Any]) -> None:
-            leaf = call.z.detach().requires_grad_(gradients)
+            leaf = z.detach().requires_grad_(gradients)
             found = run(leaf)
             if gradients:
                 total = sum(t.sum() for t in (found if isinstance(found, tuple) else (found,)))
                 torch.autograd.grad(total, [leaf, *weights], allow_unused=True)
 
+        def original(z: Tensor) -> Any:
+            return self.original()(z) if self.batched else self.original()(z, context)
+
         def ours(way: str, z: Tensor) -> tuple[Tensor, Tensor]:
-            return self._attempt(replace(call, z=z), way)[1][:2]
+            return self._attempt(z, context, way)[1][:2]
 
         def one_pass(z: Tensor) -> tuple[Tensor, Tensor]:
-            z, context = self._rows(replace(call, z=z))
-            return packed.bind(context).sweep(z[..., None], z[..., None])
+            z, rows = self._rows(z, context)
+            return packed.bind(rows).sweep(z[..., None], z[..., None])
 
         ways = {way: partial(timed, partial(ours, way)) for way in packed.ways}
-        return race.run(key, ways, partial(timed, call.original), partial(timed, one_pass), packed.spec.passes)
+        return race.run(key, ways, partial(timed, original), partial(timed, one_pass), packed.spec.passes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "shared": None}

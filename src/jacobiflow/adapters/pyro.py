@@ -11,7 +11,7 @@ from torch.distributions import Transform
 
 from jacobiflow.adapters.maps import ClampedAffine, StableAffine, own_map
 from jacobiflow.adapters.masked import networks
-from jacobiflow.adapters.patch import Call, FactoryPatch, Patch
+from jacobiflow.adapters.patch import FactoryPatch, Patch
 from jacobiflow.adapters.transform_spec import Map, Theta, TransformSpec, parts, variant
 from jacobiflow.core.bijectors import Bijector
 
@@ -86,7 +86,7 @@ class Inverse(Patch):
         return "_cache_log_detJ" if "spline" in self.owner._modules else "_cached_log_scale"
 
     def __call__(self, y: Tensor) -> Tensor:
-        solution = self.solved(Call(y, _bound(self.owner)[1], self.original()))
+        solution = self.solved(y, _bound(self.owner)[1])
         if solution is None or solution[0].shape != y.shape:
             return self.original()(y)  # type: ignore[no-any-return]
         # Not by a forward pass: where the map is steep, rounding of x would spoil the log-determinant.

@@ -14,7 +14,7 @@ from torch.distributions import Transform
 from jacobiflow.adapters.inverter import FULL, tolerance
 from jacobiflow.adapters.maps import ForeignMap, SoftclipAffine, SoftclipSpline
 from jacobiflow.adapters.masked import networks
-from jacobiflow.adapters.patch import Call, FactoryPatch, Patch, require_gain
+from jacobiflow.adapters.patch import FactoryPatch, Patch, require_gain
 from jacobiflow.adapters.race import ORIGINAL
 from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, frozen, parts, variant
 from jacobiflow.adapters.walk import captured
@@ -82,7 +82,7 @@ class Inverse(Patch):
 
     def __call__(self, y: Tensor) -> Tensor:
         (context,) = self.owner.meta.args
-        self.solution = self.solved(Call(y, context, self.original()))
+        self.solution = self.solved(y, context)
         return self.original()(y) if self.solution is None else self.solution[0]
 
     def log_det(self, x: Tensor, y: Tensor) -> Tensor:
