@@ -126,9 +126,6 @@ def _installed(model: Any) -> list[Patch]:
     return [v for at in searched(model) for v in list(vars(at.item).values()) if isinstance(v, Patch)]
 
 
-# The report
-
-
 @dataclass(frozen=True)
 class Entry:
     """One autoregressive transform."""
@@ -141,12 +138,6 @@ class Entry:
     rows: int = 0  # that were solved
     passes_saved: int = 0  # passes of the original's network
 
-    def cells(self) -> tuple[str, ...]:
-        """The texts of its row in the table."""
-        calls = ", ".join(f"{count:,} {name}" for name, count in self.calls.items())
-        names = (shortened(name, LONGEST_NAME) for name in (self.path or "(itself)", self.kind))
-        return " ".join(names), self.runs, self.why, calls or "none", f"{self.rows:,}", f"{self.passes_saved:,}"
-
 
 @dataclass(frozen=True, repr=False)
 class Acceleration:
@@ -158,7 +149,11 @@ class Acceleration:
     def __repr__(self) -> str:
         if not self.entries:
             return f"{self.name}: no autoregressive transform"
-        rows = [COLUMNS, *(entry.cells() for entry in self.entries)]
+        rows: list[tuple[str, ...]] = [COLUMNS]
+        for e in self.entries:
+            names = (shortened(name, LONGEST_NAME) for name in (e.path or "(itself)", e.kind))
+            calls = ", ".join(f"{count:,} {name}" for name, count in e.calls.items()) or "none"
+            rows.append((" ".join(names), e.runs, e.why, calls, f"{e.rows:,}", f"{e.passes_saved:,}"))
         why = COLUMNS.index("why not faster")
         return table(rows if any(e.why for e in self.entries) else [[*r[:why], *r[why + 1 :]] for r in rows])
 
@@ -180,9 +175,6 @@ def acceleration(model: Any) -> Acceleration:
         entries.append(Entry(at.path, type(at.item).__name__, runs, why, *counts))
     entries += [Entry(at.path, type(at.item).__name__, ORIGINAL, why) for at, why in unknown(found)]
     return Acceleration(type(model).__name__, tuple(entries))
-
-
-# The search
 
 
 def searched(model: Any) -> Iterator[Found]:

@@ -179,7 +179,14 @@ class Packed:
             block, z = self.bind(context), z.unsqueeze(-1)
             wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.tensors()))
             tol = tolerance(tol, z.dtype, wanted, self.spec.resolution)
-            x, log_det, lost, passes = _decode(block, z, tol, way)
+            most = MAX_SWEEPS + int(MAX_SWEEPS_PER_POSITION * block.length) if way == SWEEPS else None
+            width = None if way in (SWEEPS, FULL) else 1
+            method = Method(width=width, tol=tol, max_sweeps=most, init="zeros", unit="relative")
+            out = decode(block, z, method, compact_at=COMPACT_AT if z.numel() > COMPACT_FROM_NUMBERS else 0)
+            x, log_det, stats = out.x, out.log_det, out.stats.blocks[0]
+            lost = ~x.isfinite().flatten(1).all(1)
+            x[lost] = log_det[lost] = float("nan")
+            new = lost & z.isfinite().flatten(1).all(1)  # other layers may have lost rows before
             with torch.no_grad():
                 if tol > EXACT_LOG_DET_ABOVE:
                     log_det = -block.forward(x)[1]
@@ -188,7 +195,8 @@ class Packed:
                         x, log_det = block.sweep(x, z)
             if wanted:
                 x, log_det = attach(block, z, x, log_det, tol=tol)
-            return Solution(x.squeeze(-1), log_det, lost, passes)
+            passes = stats.sweeps.max() if way == FULL else stats.evaluated.max() / block.length
+            return Solution(x.squeeze(-1), log_det, int(new.sum()), float(passes))
 
 
 class TransformInverter:
@@ -214,22 +222,6 @@ class TransformInverter:
         natural = bool((known.order == torch.arange(spec.length)).all())
         network = pack(net, known) if net.activation is not None and state.bare else None
         return Packed(spec, units, None if natural else units[0], network)
-
-
-def _decode(block: Block, z: Tensor, tol: float, way: str) -> Solution:
-    """x [n, T, 1]; rows without a finite inverse are NaN. Counts those that became so here, not those that
-    another layer has made so."""
-    length = z.shape[1]
-    most = MAX_SWEEPS + int(MAX_SWEEPS_PER_POSITION * length) if way == SWEEPS else None
-    width = None if way in (SWEEPS, FULL) else 1
-    method = Method(width=width, tol=tol, max_sweeps=most, init="zeros", unit="relative")
-    out = decode(block, z, method, compact_at=COMPACT_AT if z.numel() > COMPACT_FROM_NUMBERS else 0)
-    stats = out.stats.blocks[0]
-    lost = ~out.x.isfinite().flatten(1).all(1)
-    out.x[lost] = out.log_det[lost] = float("nan")
-    new = lost & z.isfinite().flatten(1).all(1)
-    passes = stats.sweeps.max() if way == FULL else stats.evaluated.max() / length
-    return Solution(out.x, out.log_det, int(new.sum()), float(passes))
 
 
 def tolerance(tol: float, dtype: torch.dtype, gradients: bool, resolution: float) -> float:

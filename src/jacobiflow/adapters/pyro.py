@@ -38,7 +38,13 @@ class Inverse(Patch):
         return _bound(self.owner)[0]  # type: ignore[no-any-return]
 
     def describe(self, net: Any) -> TransformSpec:
-        activation = net.f if net.skip_layer is None else None  # with a skip, layers only give the right order
+        owner, activation = self.owner, net.f if net.skip_layer is None else None  # a skip leaves only the order right
+        if "spline" in owner._modules:
+            bijector: Bijector = own_map(self._twin)
+        elif owner.stable:
+            bijector = StableAffine(owner.sigmoid_bias)
+        else:
+            bijector = ClampedAffine(owner.log_scale_min_clip, owner.log_scale_max_clip)
 
         def theta(x: Tensor, context: Tensor | None) -> Tensor:
             raw = net(x) if context is None else net(x, context)  # [n, T] or [n, P_i, T] per kind of parameter
@@ -49,19 +55,11 @@ class Inverse(Patch):
             passes=net.input_dim,
             context=net.context_dim,
             theta=theta,
-            maps=(self._map(),),
+            maps=(bijector,),
             networks=networks(net.layers, activation, lambda r: r.view(-1, net.input_dim).T, first=net.context_dim),
             twin=self._twin,
-            options=[(k, v) for k, v in vars(self.owner).items() if k in AFFINE],
+            options=[(k, v) for k, v in vars(owner).items() if k in AFFINE],
         )
-
-    def _map(self) -> Bijector:
-        owner = self.owner
-        if "spline" in owner._modules:
-            return own_map(self._twin)
-        if owner.stable:
-            return StableAffine(owner.sigmoid_bias)
-        return ClampedAffine(owner.log_scale_min_clip, owner.log_scale_max_clip)
 
     def _twin(self, theta: Theta, width: int) -> tuple[Map, Map]:
         dims = _bound(self.owner)[0].param_dims

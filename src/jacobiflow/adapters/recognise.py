@@ -97,7 +97,6 @@ def _near(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
 
 
 def _choose_network(spec: TransformSpec, draw: torch.Generator) -> int | None:
-    """Which candidate computes theta."""
     x = torch.randn(ROWS, spec.length, generator=draw, dtype=torch.float64)
     x[::2] *= 10
     context = torch.randn(ROWS, spec.context, generator=draw, dtype=torch.float64) if spec.context else None

@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
@@ -72,9 +73,6 @@ def import_tarflow(
     return flow.eval()
 
 
-# Files
-
-
 def _read(path: Path) -> Any:
     """The content of the file, tensors on the CPU."""
     kind = path.suffix.lower()
@@ -98,29 +96,22 @@ def _read(path: Path) -> Any:
 
 
 def _read_torch(path: Path) -> Any:
-    """The content of a file of torch.save, after a check of every byte."""
+    """The content of a file of torch.save, after a check of every byte: torch would load damage as weights."""
     with path.open("rb") as file:
         if file.read(4) != b"PK\x03\x04":  # torch would read it as one of its older formats
             raise zipfile.BadZipFile
-        with zipfile.ZipFile(file) as archive:
-            bad = _damaged(archive)
+        archive = zipfile.ZipFile(file)
+        names = Counter(archive.namelist())
+        for e in archive.infolist():
+            # torch.save does not compress. If an entry is marked as a folder, or has no stored bytes, torch reads
+            # nothing and returns uninitialized memory.
+            whole = e.compress_type == zipfile.ZIP_STORED and e.compress_size == e.file_size
+            names[e.filename] += not whole or bool(e.external_attr & 0x10)
+        bad = next((name for name, marks in names.items() if marks > 1), None) or archive.testzip()
         if bad is not None:
             raise CheckpointError(f"damaged: {bad!r} is not as torch.save wrote it; get the file again")
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _damaged(archive: zipfile.ZipFile) -> str | None:
-    """The first damaged entry. torch verifies no checksums, so damage would be loaded as weights."""
-    seen = set()
-    for entry in archive.infolist():
-        # torch.save does not compress. If an entry is marked as a folder, or has no stored bytes, torch reads
-        # nothing and returns uninitialized memory.
-        plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
-        if not plain or entry.external_attr & 0x10 or entry.filename in seen:
-            return entry.filename
-        seen.add(entry.filename)
-    return archive.testzip()
 
 
 def _stated_noise(stem: str, config: TarFlowConfig) -> float:
@@ -131,9 +122,6 @@ def _stated_noise(stem: str, config: TarFlowConfig) -> float:
             what = f"the file name states {name} {text}, the weights have {getattr(config, name)}"
             raise CheckpointError(f"{what}; rename the file, or check image_channels")
     return float(stated["sigma"]) if stated else 0.0
-
-
-# Keys and shapes
 
 
 def _state_dict(content: Any) -> dict[str, Any]:
