@@ -115,9 +115,9 @@ class Packed:
         return (FULL,) if self.network is None else (STEPS, SWEEPS)
 
     def slower(self) -> str:
+        like = self.spec.like
         if self.network is None:
             return "its activation or connections are not known: each sweep is a full pass"
-        like = self.spec.like
         if like.dtype is not torch.float32 or like.device.type != "cpu":
             return f"no C kernel for {like.dtype} on {like.device.type}"
         if not hasattr(self.spec.bijector, "describe"):

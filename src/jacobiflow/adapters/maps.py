@@ -16,12 +16,10 @@ from jacobiflow.core.description import Formula
 
 
 class _LogAffine:
-    """z = exp(a) x + b, theta = (b, raw). A subclass computes a from raw."""
+    """z = exp(a) x + b, theta = (b, raw). A subclass computes a = _log_slope(raw)."""
 
     params = 2
-
-    def _log_slope(self, raw: Tensor) -> Tensor:
-        raise NotImplementedError
+    _log_slope: Callable[[Tensor], Tensor]
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         b, raw = theta.chunk(2, dim=-1)

@@ -1,8 +1,7 @@
 """Masked networks of other libraries: their layers, what the masks determine, and how to pack them.
 
-An adapter lists the masked linear layers of a network and how they are connected. The masks tell which unit
-depends on which feature. That gives the order of the features and the degree of every unit for any
-convention: natural or permuted orders, several features per pass, any acyclic graph.
+The masks tell which unit depends on which feature. That gives the order of the features and the degree of every
+unit for any convention: natural or permuted orders, several features per pass, any acyclic graph.
 """
 
 from __future__ import annotations

@@ -114,7 +114,8 @@ class Patch:
         """What runs now, and why nothing faster does."""
         try:
             inverter = self.inverter()
-            state = self.state(inverter.spec.like.device)
+            state = self.state()
+            state.check(inverter.spec.like.device)
             packed = usable(inverter.memo.fresh(state.tensors, partial(self._pack, state)))
         except Declined as reason:
             return race.ORIGINAL, str(reason)
@@ -123,12 +124,9 @@ class Patch:
         ways = (self.tally.last,) if self.tally.last in packed.ways else packed.ways
         return " or ".join(ways), "" if KERNELS in ways else packed.slower()
 
-    def state(self, device: torch.device | None = None) -> State:
-        """The state of what computes parameters. With `device`, raises Declined if only the original is right."""
-        state = State((self.module,) if self.whole else self.module.children())
-        if device is not None and (obstacle := state.obstacle(device)):
-            raise Declined(obstacle)
-        return state
+    def state(self) -> State:
+        """The state of what computes parameters."""
+        return State((self.module,) if self.whole else self.module.children())
 
     def _pack(self, state: State) -> Packed | Declined:
         """The transform as it is now, or why only the original is right."""
@@ -166,7 +164,8 @@ class Patch:
         way = way or race.winner(key)
         if way == race.ORIGINAL:
             raise Declined(AS_FAST[gradients])
-        state, flat = self.state(z.device), self._rows(z, context)
+        state, flat = self.state(), self._rows(z, context)
+        state.check(z.device)
 
         def use(made: Packed | Declined) -> tuple[str, Solution]:
             packed = usable(made)
@@ -223,10 +222,7 @@ class FactoryPatch(Patch):
     """Replaces a method that makes transforms: each of them is accelerated, with the inverter of the owner."""
 
     made: ClassVar[type[Patch]]  # the patch of what is made
-
-    def make(self, module: Any) -> Any:
-        """What the method makes with the weights of `module`, for any context."""
-        raise NotImplementedError
+    make: Callable[[Any], Any]  # what the method makes with the weights of a module, for any context
 
     def describe(self, module: nn.Module) -> TransformSpec:
         made = self.make(module)

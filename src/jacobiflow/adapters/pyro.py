@@ -18,6 +18,7 @@ from jacobiflow.core.bijectors import Bijector
 NETWORK = {"layers", "skip_layer", "f", "input_dim", "context_dim", "param_dims"}
 AFFINE = {"stable", "sigmoid_bias", "log_scale_min_clip", "log_scale_max_clip"}
 SPLINE = {"count_bins", "bound", "order"}
+KEPT = ("_cached_log_scale", "_cache_log_detJ")  # of affine maps and splines: `log_abs_det_jacobian` adds them up
 
 
 class Inverse(Patch):
@@ -62,7 +63,7 @@ class Inverse(Patch):
         )
 
     def _twin(self, theta: Theta, width: int) -> tuple[Map, Map]:
-        dims = _bound(self.owner)[0].param_dims
+        dims, kept = _bound(self.owner)[0].param_dims, KEPT["spline" in self.owner._modules]
 
         def arn(x: Tensor) -> tuple[Tensor, ...]:
             kinds = torch.split(theta(x).transpose(-1, -2), dims, -2)
@@ -74,21 +75,16 @@ class Inverse(Patch):
             vars(small)["spline"] = variant(self.owner.spline, nn=arn, input_dim=width)
 
         def log_det() -> Tensor:
-            return vars(small)[self._kept].sum(-1)  # type: ignore[no-any-return]
+            return vars(small)[kept].sum(-1)  # type: ignore[no-any-return]
 
         return lambda x: (small._call(x), log_det()), lambda z: (inverse(small, z), -log_det())
-
-    @property
-    def _kept(self) -> str:
-        """The attribute that keeps log-derivatives, which `log_abs_det_jacobian` adds up."""
-        return "_cache_log_detJ" if "spline" in self.owner._modules else "_cached_log_scale"
 
     def __call__(self, y: Tensor) -> Tensor:
         solution = self.solved(y, _bound(self.owner)[1])
         if solution is None or solution[0].shape != y.shape:
             return self.original()(y)  # type: ignore[no-any-return]
         # Not by a forward pass: where the map is steep, rounding of x would spoil the log-determinant.
-        setattr(self.owner, self._kept, -solution[1].unsqueeze(-1))
+        setattr(self.owner, KEPT["spline" in self.owner._modules], -solution[1].unsqueeze(-1))
         return solution[0]
 
 
@@ -112,7 +108,5 @@ class Condition(FactoryPatch):
 
 def _bound(owner: Any) -> tuple[Any, Tensor | None]:
     """The network of a transform and the context that is bound to it."""
-    arn = owner.arn
-    if isinstance(arn, functools.partial):
-        return arn.func, arn.keywords["context"]
-    return arn, None
+    bound = isinstance(owner.arn, functools.partial)
+    return (owner.arn.func, owner.arn.keywords["context"]) if bound else (owner.arn, None)

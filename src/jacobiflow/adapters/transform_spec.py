@@ -95,17 +95,19 @@ class State:
                 self.bare = False
                 self.hooked |= not all(isinstance(h, WeightNorm) for h in m._forward_pre_hooks.values())
 
-    def obstacle(self, device: torch.device) -> str | None:
-        """Why only the original is right, now and in this mode of torch."""
-        if forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
-            return "forward-mode derivatives or a torch.func transform"
-        if torch.is_autocast_enabled(device.type):
-            return "autocast"
-        if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
-            return "it is traced or compiled"
-        if self.hooked:
-            return "hooks or a replaced forward method"
-        return "train mode with dropout or batch norm" if self.noisy else None
+    def check(self, device: torch.device) -> None:
+        """Raise Declined if only the original is right, now and in this mode of torch."""
+        functional = forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
+        traced = torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
+        for found, reason in (
+            (functional, "forward-mode derivatives or a torch.func transform"),
+            (torch.is_autocast_enabled(device.type), "autocast"),
+            (traced, "it is traced or compiled"),
+            (self.hooked, "hooks or a replaced forward method"),
+            (self.noisy, "train mode with dropout or batch norm"),
+        ):
+            if found:
+                raise Declined(reason)
 
 
 def parts(item: Any) -> dict[str, Any]:

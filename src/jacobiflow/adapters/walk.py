@@ -52,7 +52,7 @@ def captured(function: Any) -> list[nn.Module]:
     """The modules that a function holds or names as globals, without their parts."""
     inner, modules = set[int](), list[nn.Module]()
     names, known = _names(getattr(function, "__code__", None)), getattr(function, "__globals__", {})
-    for found in walk([function, {name: known[name] for name in names if name in known}]):
+    for found in walk([function, *(known[name] for name in names if name in known)]):
         if issubclass(type(found.item), nn.Module) and id(found.item) not in inner:
             modules.append(found.item)
             inner |= {id(m) for m in found.item.modules()}

@@ -144,7 +144,7 @@ class OpenInverse(Patch):
             return ORIGINAL, "gradients through a `meta` of any kind"
         try:
             self.spec()
-            self.state(given[0].device if given else torch.device("cpu"))
+            self.state().check(given[0].device if given else torch.device("cpu"))
         except Declined as reason:
             return ORIGINAL, str(reason)
         return FULL, "its `meta` is unknown: each sweep is a full pass"
