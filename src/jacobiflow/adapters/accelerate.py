@@ -154,8 +154,7 @@ class Acceleration:
             names = (shortened(name, LONGEST_NAME) for name in (e.path or "(itself)", e.kind))
             calls = ", ".join(f"{count:,} {name}" for name, count in e.calls.items()) or "none"
             rows.append((" ".join(names), e.runs, e.why, calls, f"{e.rows:,}", f"{e.passes_saved:,}"))
-        why = COLUMNS.index("why not faster")
-        return table(rows if any(e.why for e in self.entries) else [[*r[:why], *r[why + 1 :]] for r in rows])
+        return table(rows if any(e.why for e in self.entries) else [(*r[:2], *r[3:]) for r in rows])
 
 
 def acceleration(model: Any) -> Acceleration:

@@ -115,14 +115,11 @@ class Packed:
         return (FULL,) if self.network is None else (STEPS, SWEEPS)
 
     def slower(self) -> str:
-        like = self.spec.like
         if self.network is None:
             return "its activation or connections are not known: each sweep is a full pass"
-        if like.dtype is not torch.float32 or like.device.type != "cpu":
-            return f"no C kernel for {like.dtype} on {like.device.type}"
-        if not hasattr(self.spec.bijector, "describe"):
-            return "no C kernel for its elementwise map"
-        return "no C kernel for its activation, or no C compiler"
+        like, act, bijector = self.spec.like, self.network.activation, type(self.spec.bijector).__name__
+        name = getattr(act, "__name__", type(act).__name__)
+        return f"no C kernel for {like.dtype} on {like.device.type} with {bijector} and {name}, or no C compiler"
 
     def fits(self, z: Tensor, context: Tensor | None) -> bool:
         """Whether the transform accepts these rows. The original reports what is wrong with others."""
@@ -130,44 +127,40 @@ class Packed:
         if context is not None:
             width = context.shape[-1] if context.ndim == 2 and len(context) in (1, len(z)) else -1
             given.append(context)
-        shapes = z.ndim == 2 and len(z) > 0 and (z.shape[1], width) == (self.spec.length, self.spec.context)
+        shapes = z.ndim == 2 and len(z) > 0 and (z.shape[1], width) == (self.spec.network.length, self.spec.context)
         return shapes and all(t.dtype is like.dtype and t.device == like.device for t in given)
 
     @torch.no_grad()
     def bind(self, context: Tensor | None) -> Block:
         """The block for these rows of context [n, C]; [1, C] is the context of all rows."""
         spec, weights = self.spec, tuple(tensors_of(self.spec.module))
-        terms, theta = dict[int, Tensor](), self._theta()
+        terms, theta = dict[int, Tensor](), partial(self._theta, None)
         if context is not None:
             if len(context) > 1 and not context.requires_grad and bool((context == context[:1]).all()):
                 context = context[:1]
             if self.network is not None:
                 terms = spec.network.terms(context, self.units)
             if len(context) == 1:
-                weights, theta, context = (*weights, context), self._theta(context), None
+                weights, theta, context = (*weights, context), partial(self._theta, context), None
         conditioner: Conditioner
         if self.network is None:
-            conditioner = ForeignConditioner(spec.length, theta, weights, spec.like, context)
+            conditioner = ForeignConditioner(spec.network.length, theta, weights, spec.like, context)
         else:
             conditioner = MaskedConditioner(self.network, theta, lambda: weights, context, terms)
         if isinstance(spec.bijector, ForeignMap) and spec.bijector.features:
             conditioner = IndexedConditioner(conditioner, self.units[0])
         return bind(conditioner, spec.bijector, self.order)
 
-    def _theta(self, shared: Tensor | None = None) -> Callable[[Tensor, Tensor | None], Tensor]:
+    def _theta(self, shared: Tensor | None, x: Tensor, context: Tensor | None) -> Tensor:
         """The library's own parameters, in the order of positions; shared: the context of all rows [1, C]."""
-
-        def theta(x: Tensor, context: Tensor | None) -> Tensor:
-            context = context if shared is None else shared.expand(len(x), -1)
-            with library_mode():
-                own = self.spec.theta(x if self.order is None else x[:, torch.argsort(self.order)], context)
-            return own if self.order is None else own[:, self.order]
-
-        return theta
+        context = context if shared is None else shared.expand(len(x), -1)
+        with library_mode():
+            own = self.spec.theta(x if self.order is None else x[:, torch.argsort(self.order)], context)
+        return own if self.order is None else own[:, self.order]
 
     def solve(self, z: Tensor, context: Tensor | None, tol: float, way: str) -> Solution:
         """Solve z [n, T] with context [n, C] or [1, C] in one of `ways`, a bounded number of rows at once."""
-        numbers = sum(link.linear.out_features for link in self.spec.network.links) + self.spec.length
+        numbers = sum(link.linear.out_features for link in self.spec.network.links) + self.spec.network.length
         rows = max(MOST_NUMBERS // numbers, 1)
         contexts = repeat(context) if context is None or len(context) != len(z) else torch.split(context, rows)
         found = [self._solve(*part, tol, way) for part in zip(torch.split(z, rows), contexts, strict=False)]
@@ -219,7 +212,7 @@ class TransformInverter:
         if known is None:
             raise Declined("its masks are not autoregressive in any order")
         units = tuple(u.to(spec.like.device) for u in known.units)
-        natural = bool((known.order == torch.arange(spec.length)).all())
+        natural = bool((known.order == torch.arange(spec.network.length)).all())
         network = pack(net, known) if net.activation is not None and state.bare else None
         return Packed(spec, units, None if natural else units[0], network)
 

@@ -23,7 +23,7 @@ FEW_PASSES = 2  # of an original inverse that leaves nothing to save
 
 
 def require_gain(passes: int) -> None:
-    """Raise NothingToGain if an original inverse takes so few passes that there is nothing to save."""
+    """Raise NothingToGain where there are few passes to save."""
     if passes <= FEW_PASSES:
         raise NothingToGain(f"its own inverse takes {passes} passes")
 

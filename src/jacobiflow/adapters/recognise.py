@@ -50,9 +50,9 @@ def verify(module: nn.Module, describe: Callable[[nn.Module], TransformSpec]) ->
     if known is None:
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
             draw = torch.Generator().manual_seed(0)
-            random = describe(frozen(module, partial(_random, draw)).eval())
+            random, own = (describe(frozen(module, partial(_double, d)).eval()) for d in (draw, None))
             try:
-                choice = _choose_map(describe(frozen(module, _plain).eval())), _choose_network(random, draw)
+                choice = _choose_map(own), _choose_network(random, draw)
             except Declined:
                 raise
             except Exception as error:  # whatever another library raises
@@ -76,16 +76,12 @@ def _options(m: nn.Module) -> tuple[dict[str, Any], list[Any]]:
     return {k: v for k, v in values.items() if isinstance(v, bool | int | float | str | None)}, shapes
 
 
-def _plain(m: nn.Module, name: str, value: Tensor) -> Tensor:
-    """A tensor in float64 on the CPU."""
-    return value.detach().to("cpu", torch.float64) if value.is_floating_point() else value
-
-
-def _random(draw: torch.Generator, m: nn.Module, name: str, value: Tensor) -> Tensor:
-    """The same with random numbers, if it is a weight or a statistic of batch norm."""
-    value = _plain(m, name, value)
-    if not value.is_floating_point() or not (name in m._parameters or name in ("running_mean", "running_var")):
+def _double(draw: torch.Generator | None, m: nn.Module, name: str, value: Tensor) -> Tensor:
+    """A tensor in float64 on the CPU; with `draw`, weights and statistics of batch norm are random."""
+    if not value.is_floating_point():
         return value
+    if draw is None or not (name in m._parameters or name in ("running_mean", "running_var")):
+        return value.detach().to("cpu", torch.float64)
     scale = 1.5 / max(value[0].numel() if value.ndim > 1 else 4, 1) ** 0.5
     new: Tensor = scale * torch.randn(value.shape, generator=draw, dtype=torch.float64)
     return new.abs() + 0.5 if name == "running_var" else new
@@ -101,7 +97,7 @@ def _near(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
 
 
 def _choose_network(spec: TransformSpec, draw: torch.Generator) -> int | None:
-    x = torch.randn(ROWS, spec.length, generator=draw, dtype=torch.float64)
+    x = torch.randn(ROWS, spec.network.length, generator=draw, dtype=torch.float64)
     x[::2] *= 10
     context = torch.randn(ROWS, spec.context, generator=draw, dtype=torch.float64) if spec.context else None
     theta = spec.theta(x, context)
@@ -138,7 +134,7 @@ def _check_order(spec: TransformSpec, x: Tensor, context: Tensor | None, theta: 
     known = structure(spec.network)
     if known is None:
         raise Declined("its masks are not autoregressive in any order")
-    start = torch.arange(len(x))[:, None] % spec.length
+    start = torch.arange(len(x))[:, None] % spec.network.length
     position = torch.argsort(known.order)
     changed = spec.theta(torch.where(position >= start, 1 - x, x), context)
     difference = torch.where((position <= start)[..., None], changed - theta, 0).abs().max()
@@ -175,7 +171,7 @@ def _expected(spec: TransformSpec) -> Iterator[tuple[bool, Tensor, Tensor, Tenso
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
-    params, w = spec.network.rows.shape[1], min(TWIN_FEATURES, spec.length)
+    params, w = spec.network.rows.shape[1], min(TWIN_FEATURES, spec.network.length)
     unit = 0.1 + 0.8 * torch.rand(ROWS, w, generator=draw, dtype=torch.float64)  # in the domain of any map
     # Parameters depend on earlier features: the inverse method must solve for all of them.
     base, direction = random(ROWS, w, params), random(w, params)

@@ -204,12 +204,13 @@ def _weights(state: Mapping[str, Any], config: TarFlowConfig) -> tuple[torch.dty
             _check_shape(state, key, *shape)
     if unexpected := [key for key in state if key not in shapes]:
         raise CheckpointError(f"unexpected key {unexpected[0]!r}")
-    dtype = torch.float64 if any(state[key].dtype == torch.float64 for key in names if key in state) else torch.float32
+    given: dict[str, Tensor] = {key: state[key].detach() for key in names if key in state}
+    dtype = torch.float64 if any(v.dtype == torch.float64 for v in given.values()) else torch.float32
     weights = {"var": torch.ones(config.length, config.dim, dtype=dtype)}
-    for key in names.keys() & state.keys():
-        if not state[key].is_floating_point():
-            raise CheckpointError(f"{key} is {state[key].dtype}, not floating point")
-        value = state[key].detach().to("cpu", dtype)
+    for key, value in given.items():
+        if not value.is_floating_point():
+            raise CheckpointError(f"{key} is {value.dtype}, not floating point")
+        value = value.to("cpu", dtype)
         if not bool(value.isfinite().all()):
             raise CheckpointError(f"{key} has non-finite values")
         if key.endswith("class_embed"):

@@ -63,10 +63,6 @@ class TransformSpec:
         return self.networks[0]
 
     @property
-    def length(self) -> int:
-        return self.network.length
-
-    @property
     def like(self) -> Tensor:
         """A tensor with the dtype and the device of the weights."""
         return next(self.module.parameters(), torch.zeros(()))
