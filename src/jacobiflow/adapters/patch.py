@@ -28,10 +28,10 @@ def require_gain(passes: int) -> None:
         raise NothingToGain(f"its own inverse takes {passes} passes")
 
 
-def usable(packed: Packed | Declined) -> Packed:
+def usable(packed: Packed | str) -> Packed:
     """The transform as it was packed, unless only the original is right."""
-    if isinstance(packed, Declined):
-        raise packed
+    if isinstance(packed, str):
+        raise Declined(packed)
     return packed
 
 
@@ -128,12 +128,12 @@ class Patch:
         """The state of what computes parameters."""
         return State((self.module,) if self.whole else self.module.children())
 
-    def _pack(self, state: State) -> Packed | Declined:
+    def _pack(self, state: State) -> Packed | str:
         """The transform as it is now, or why only the original is right."""
         try:
             return self.inverter().pack(state, verify(self.module, self.describe))
         except Declined as reason:
-            return reason
+            return str(reason)
 
     def solved(self, z: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """x with z = f(x), and log |dx/dz|, in the shape of the call. None: call the original, because ours does
@@ -167,7 +167,7 @@ class Patch:
         state, flat = self.state(), self._rows(z, context)
         state.check(z.device)
 
-        def use(made: Packed | Declined) -> tuple[str, Solution]:
+        def use(made: Packed | str) -> tuple[str, Solution]:
             packed = usable(made)
             for frozen, now in zip(packed.spec.module.modules(), self.module.modules(), strict=False):
                 frozen.training = now.training  # layers of zuko differ in their gradients
