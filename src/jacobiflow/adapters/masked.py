@@ -1,13 +1,11 @@
 """Masked networks of other libraries: their layers, what the masks determine, and how to pack them.
 
-An adapter lists the masked linear layers of a network and how they are connected. The masks tell which unit
-depends on which feature. That gives the order of the features and the degree of every unit for any
-convention: natural or permuted orders, several features per pass, any acyclic graph.
+The masks tell which unit depends on which feature. That gives the order of the features and the degree of every
+unit for any convention: natural or permuted orders, several features per pass, any acyclic graph.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import product, starmap
@@ -17,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.adapters.transform_spec import Declined
+from jacobiflow.adapters.transform_spec import Declined, variant
 from jacobiflow.core.block import MaskedNetwork, Stage
 
+Function = Callable[[Tensor], Tensor]  # as a term: of context [n, C], [n, out]
 _FUNCTIONS = (
     *(torch.relu, torch.tanh, torch.sigmoid, F.relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.leaky_relu),
     *(F.softplus, F.mish, F.hardtanh, F.relu6, F.softsign, F.tanh, F.sigmoid, F.hardswish, F.logsigmoid),
@@ -35,19 +34,13 @@ def elementwise(activation: Any) -> Function | None:
     if type(activation) not in _MODULES and not any(activation is f for f in _FUNCTIONS):
         return None
     # An in-place activation would overwrite the cached units.
-    return type(activation)() if getattr(activation, "inplace", False) else activation  # type: ignore[no-any-return]
+    return variant(activation, inplace=False) if getattr(activation, "inplace", False) else activation  # type: ignore[no-any-return]
 
 
 def is_masked_linear(layer: Any) -> TypeGuard[nn.Linear]:
     """Whether a layer is a linear layer with a mask of its weight's shape."""
-    return (
-        isinstance(layer, nn.Linear)
-        and isinstance(mask := getattr(layer, "mask", None), Tensor)
-        and mask.shape == (layer.out_features, layer.in_features)
-    )
-
-
-Function = Callable[[Tensor], Tensor]  # as a term: of context [n, C], [n, out]
+    mask = getattr(layer, "mask", None) if isinstance(layer, nn.Linear) else None
+    return isinstance(mask, Tensor) and mask.shape == (layer.out_features, layer.in_features)
 
 
 @dataclass(frozen=True)
@@ -76,10 +69,10 @@ class Link:
         """Weight and bias, masked, including the normalization of the source."""
         weight = self.masked()
         bias: Tensor = weight.new_zeros(len(weight)) if self.linear.bias is None else self.linear.bias
-        if self.before is not None:
-            factor, offset = _affine(self.before)
-            weight, bias = weight * factor, bias + weight @ offset
-        return weight, bias
+        if self.before is None:
+            return weight, bias
+        factor, offset = _affine(self.before)
+        return weight * factor, bias + weight @ offset
 
 
 @dataclass(frozen=True)
@@ -167,11 +160,9 @@ def structure(net: ForeignNetwork) -> Structure | None:
     position = torch.argsort(order) + 1
     degrees = [torch.where(read, position, 0).amax(1) for read in reads]  # of a unit: the largest that it reads
     units = tuple(torch.argsort(d, stable=True) for d in degrees)
-    ends = []
-    for degree, index in zip(degrees, units, strict=True):
-        ranked = degree[index].tolist()
-        ends.append(tuple(bisect_right(ranked, d) for d in range(net.length + 1)))
-    return Structure(order, units, tuple(ends))
+    every = torch.arange(net.length + 1)
+    ends = [torch.searchsorted(d[index], every, right=True) for d, index in zip(degrees, units, strict=True)]
+    return Structure(order, units, tuple(tuple(e.tolist()) for e in ends))
 
 
 def _reads(net: ForeignNetwork) -> list[Tensor]:
@@ -186,13 +177,9 @@ def _reads(net: ForeignNetwork) -> list[Tensor]:
     masks = [link.mask.cpu().bool().float() for link in net.links]
     masks[0] = masks[0].narrow(1, net.first, net.length)
     reads = [torch.eye(net.length, dtype=torch.bool), *(torch.zeros(len(m), net.length) > 0 for m in masks)]
-    changed = True
-    while changed:
-        changed = False
+    for _ in net.links:  # what a stream reads at its end, it reads from its beginning
         for node, link, mask in zip(shared[1:], net.links, masks, strict=True):
-            new = reads[node] | (mask @ reads[shared[link.source]].float() > 0)
-            changed |= not torch.equal(new, reads[node])
-            reads[node] = new
+            reads[node] = reads[node] | (mask @ reads[shared[link.source]].float() > 0)
     return [reads[i] for i in shared]
 
 
@@ -203,13 +190,13 @@ def _order(depends: Tensor) -> Tensor | None:
     """
     if not bool(depends.triu().any()):
         return torch.arange(len(depends))
-    while True:  # add indirect dependencies: then each feature has more of them than any that it depends on
-        wider = depends | (depends.float() @ depends.float() > 0)
-        if torch.equal(wider, depends):
-            return None if bool(depends.diagonal().any()) else torch.argsort(depends.sum(1), stable=True)
-        depends = wider
+    for _ in range(len(depends).bit_length()):  # indirect dependencies: twice as long a chain each time
+        depends = depends | (depends.float() @ depends.float() > 0)
+    # Now each feature has more of them than any that it depends on.
+    return None if bool(depends.diagonal().any()) else torch.argsort(depends.sum(1), stable=True)
 
 
+@torch.no_grad()
 def pack(net: ForeignNetwork, known: Structure) -> MaskedNetwork:
     """The network as plain data, its units sorted by degree."""
     assert net.activation is not None
@@ -222,21 +209,15 @@ def pack(net: ForeignNetwork, known: Structure) -> MaskedNetwork:
         return weight[new][:, units[link.source]], bias[new, None]
 
     stages = list[Stage]()
-    with torch.no_grad():
-        for link, new, ends in zip(net.links[:-1], units[1:], known.ends[1:], strict=True):
-            norm = None
-            if link.norm is not None:
-                factor, offset = _affine(link.norm)
-                norm = factor[new, None], offset[new, None]
-            stages.append(Stage(*sort(link, new), link.source, link.activated, link.skip, ends, norm))
-        head, head_bias = sort(net.links[-1], net.rows.to(device)[units[0]].flatten())
+    for link, new, ends in zip(net.links[:-1], units[1:], known.ends[1:], strict=True):
+        norm: Any = None if link.norm is None else [t[new, None] for t in _affine(link.norm)]
+        stages.append(Stage(*sort(link, new), link.source, link.activated, link.skip, ends, norm))
+    head, head_bias = sort(net.links[-1], net.rows.to(device)[units[0]].flatten())
     return MaskedNetwork(net.length, tuple(stages), head, head_bias, net.activation, net.links[-1].activated)
 
 
 def _affine(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
     """Batch norm in eval mode is factor * x + offset."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    factor = (norm.running_var + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight)
-    offset = -norm.running_mean * factor
-    return factor, offset if norm.bias is None else offset + norm.bias
+    mean, spread = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+    factor = (spread + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight)
+    return factor, (0 if norm.bias is None else norm.bias) - mean * factor
