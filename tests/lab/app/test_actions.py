@@ -290,6 +290,13 @@ def test_an_upload_is_reconstructed(shelf: ModelRegistry, tmp_path: Path, model:
     assert ["bits per dimension", f"{found.bits_per_dim:.3f}"] in rows
 
 
+def test_a_loose_inversion_is_not_called_converged(shelf: ModelRegistry, tmp_path: Path) -> None:
+    path = saved(tmp_path / "one.png", Image.fromarray(digit()))
+    for tol, word in ((1.0, "far from exact"), (1e-3, "converged")):
+        found = invert(shelf, **INVERTED | {"plan": "uniform", "upload": path, "tol": tol})
+        assert ["status", word] in cells(views.inversion_html(found, []), "inverted")
+
+
 def test_a_label_changes_the_likelihood(shelf: ModelRegistry, tmp_path: Path) -> None:
     path = saved(tmp_path / "one.png", Image.fromarray(digit()))
     plain = invert(shelf, **INVERTED, upload=path)
@@ -561,6 +568,11 @@ def test_results_say_what_they_are(shelf: ModelRegistry, sampled: actions.Sample
     blocks = cells(views.block_html(sampled), "blocks")
     assert blocks[0][:3] == ["1 (next to the noise)", "sequential", "48.0 of 48"]
     assert [row[1] for row in blocks[1:]] == ["sweeps, tol 0.5, init previous"] * 3
+    steps = actions.block_steps(shelf, sampled, 1)
+    after = actions.samples_after(shelf, sampled, steps, 0, 0)
+    pictures = views.step_html(shelf["mnist-small"], sampled, steps, after, 0, 0)
+    (wide, high), gap = Image.open(io.BytesIO(base64.b64decode(pictures.split("base64,")[1].split('"')[0]))).size, 2
+    assert (wide, high) == (3 * (28 + gap) + gap, 28 + 2 * gap)  # three samples leave no empty tiles
     curves, caption = views.convergence_picture(sampled)
     assert "each block" in caption
     assert np.asarray(curves).std() > 10

@@ -173,7 +173,7 @@ def step_html(
 ) -> str:
     """Samples after some sweeps, and after some single positions."""
     white = white_level(flow, result.exact)
-    swept, sequential = (grid(x, columns=STEPPED_COLUMNS, white=white) for x in after)
+    swept, sequential = (grid(x, columns=min(STEPPED_COLUMNS, len(x)), white=white) for x in after)
     swept_caption = f"all positions at once: after {sweeps:g} of {len(steps.swept) - 1} sweeps"
     caption = f"one position at a time: after {positions:g} of {steps.length - 1} steps"
     pictures = {"after-sweeps": (swept, swept_caption), "after-positions": (sequential, caption)}
