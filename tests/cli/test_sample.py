@@ -21,7 +21,7 @@ import jacobiflow as jf
 from jacobiflow.cli import sample
 from jacobiflow.core import hardware
 from jacobiflow.core.pictures import to_pixels
-from jacobiflow.flows.checks import LARGE
+from jacobiflow.core.results import LARGE
 from subjects import maf, tarflow
 
 SHAPE: dict[str, Any] = {"image_size": 6, "width": 8, "head_dim": 4, "blocks": 2, "layers_per_block": 1}
@@ -414,9 +414,10 @@ def test_the_command_for_real(labelled: jf.Flow) -> None:
 def test_a_loose_plan_is_told(run: Any) -> None:
     tarflow(0.3, num_classes=3, blocks=3).save("hard")
     loose = run("sample", "hard", "-n", 2, "--plan", "uniform")
-    found = re.search(r"worst status converged, residual ([\d.]+) \(visibly inexact: add --tol, or leave", loose.out)
+    found = re.search(r"s, far from exact, residual ([\d.]+) \(lower --tol, or use --plan auto\), in out", loose.out)
     assert found is not None
     assert float(found[1]) > LARGE
+    assert "converged" not in loose.out
     given = run("sample", "hard", "-n", 2, "--plan", "uniform", "--tol", 4, "--force").err
     assert given.startswith("jacobiflow: warning: tol 4 is loose for this flow, |encode(x) - z| reaches ")
     assert given.count("\n") == 1

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import sys
@@ -174,6 +175,19 @@ def test_how_samples_ended_is_told(job: Any, tmp_path: Path) -> None:
     status, out, _ = job(tmp_path / "out", "-n", 5, "--format", "npz", "--json", model=tmp_path / "bad")
     doc = json.loads(out)
     assert (status, doc["status"], doc["made"], doc["settings"]["n"]) == (1, {"NONFINITE": 5}, 1, 5)
+
+
+def test_a_plan_that_is_too_loose_is_told_before_a_night_is_spent(job: Any, tmp_path: Path) -> None:
+    tarflow(0.3, num_classes=3, blocks=3).save(tmp_path / "hard")
+    small = ("-n", 8, "--shard", 4, "--format", "npz", "--plan")
+    told = []
+    for i, plan in enumerate((["uniform", "--tol", 4], ["uniform", "--tol", 1e-4], ["sequential"])):
+        status, _, err = job(tmp_path / str(i), *small, *plan, model=tmp_path / "hard")
+        assert status == 0
+        told.append(re.findall(r"far from exact, residual [\d.]+: lower --tol, or use --plan auto", err))
+    assert [len(lines) for lines in told] == [1, 0, 0]
+    again = job(tmp_path / "0", *small, "uniform", "--tol", 4, model=tmp_path / "hard")
+    assert "far from exact" not in again[2]  # nothing is decoded again
 
 
 # What is found again

@@ -14,7 +14,7 @@ from torch import Tensor
 from jacobiflow.adapters.maps import ForeignMap
 from jacobiflow.adapters.masked import pack, structure
 from jacobiflow.adapters.transform_spec import Declined, State, TransformSpec, library_mode
-from jacobiflow.core.block import Block, Cache, Conditioner, NoCache, Start, WrappedConditioner, take
+from jacobiflow.core.block import Block, Cache, Conditioner, MaskedNetwork, NoCache, Start, WrappedConditioner, take
 from jacobiflow.core.decode import decode
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.method import Method

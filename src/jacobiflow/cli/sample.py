@@ -20,7 +20,7 @@ from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.pictures import SHOWN, as_images, save_images
 from jacobiflow.core.progress import note
 from jacobiflow.core.results import Status
-from jacobiflow.flows.checks import LARGE, remedy, warn_if_loose
+from jacobiflow.flows.checks import remedy, warn_if_loose
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.plans import PLANS, SWEPT
 from jacobiflow.jobs.manifest import FILE as MANIFEST
@@ -116,20 +116,19 @@ def draw_small(args: Args) -> int:
     files = write(samples, args.out, 10 if args.flow.labels == "0-9" and args.n >= 10 else None)
     stats, nonfinite = samples.stats, samples.status["NONFINITE"]
     worst = max((Status[name] for name in samples.status), key=lambda s: s.rank)
-    residual, exactness = None, ""
-    if stats.residual is not None:
-        residual = float(stats.residual.max())
-        exactness = f", residual {residual:.2g}"
-        if args.decoding.tol is not None:
-            warn_if_loose(args.decoding.tol, stats.residual)
-        elif residual > LARGE and args.plan in SWEPT:
-            exactness += " (visibly inexact: add --tol, or leave out --plan)"
+    residual = None if stats.residual is None else float(stats.residual.max())
     doc = {"backend": stats.backend, "seconds": stats.seconds, "residual": residual, "status": worst.name}
     doc |= {"nonfinite": nonfinite, "out": str(args.out), "files": files, "model": args.flow.model}
     doc |= {"n": args.n, "plan": args.plan, "labels": args.flow.labels, "seed": args.decoding.seed}
+    exactness = "" if residual is None else f", residual {residual:.2g}"
+    if stats.residual is not None and args.decoding.tol is not None:
+        warn_if_loose(args.decoding.tol, stats.residual)
+    ended = f"worst status {worst.words}"
+    if stats.loose and not worst.failed:
+        ended, exactness = "far from exact", exactness + " (lower --tol, or use --plan auto)"
     text = (
-        f"{args.n:,} samples, plan {args.plan}, backend {stats.backend}, {stats.seconds:.3f} s, worst status "
-        f"{worst.words}{exactness}, in {args.out}: {', '.join(files)}"
+        f"{args.n:,} samples, plan {args.plan}, backend {stats.backend}, {stats.seconds:.3f} s, "
+        f"{ended}{exactness}, in {args.out}: {', '.join(files)}"
     )
     cli.report(doc, text, as_json=args.json)
     return cli.exit_status("sample", nonfinite, args.n, remedy(asked.guidance, samples.x.dtype))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jacobiflow.core.method import Plan
 
 OnFailure = Literal["fallback", "raise", "return"]
+LARGE = 0.25  # a residual, in standard deviations of the noise; images then look different from exact ones
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 _warned: set[str] = set()
@@ -27,7 +28,7 @@ class Status(enum.Enum):
     """How a sample's decoding ended, from best to worst; the value says what to do about it."""
 
     EXACT = "every position was solved to rounding; nothing to do"
-    CONVERGED = "the last update was within tol; lower tol for an answer closer to exact"
+    CONVERGED = "the last update was within tol, which does not bound the error; check=True measures the residual"
     FELL_BACK = "sweeps failed and a narrower width solved it; plan a narrower width if it is frequent"
     SWEEP_LIMIT = "max_sweeps was reached first; raise max_sweeps or tol, or use a narrower width"
     NONFINITE = "the answer overflows in this dtype; try float64, or check the weights and the noise"
@@ -156,11 +157,18 @@ class Stats:
         return [max(each, key=lambda s: s.rank) for each in zip(*(b.status for b in self.blocks), strict=True)]
 
     def __repr__(self) -> str:
-        ended = f"{len(self.ends)} samples: {_counted(self.ends)}"
+        ended = f"{len(self.ends)} sample{'s' * (len(self.ends) != 1)}: {_counted(self.ends)}"
         text = f"Stats of {ended}, {self.seconds:.3g} s, backend {self.backend}"
-        if self.residual is None or not len(self.residual):
+        if self.residual is None:
+            return text + ", residual not measured" * (Status.CONVERGED in self.ends)
+        if not len(self.residual):
             return text
-        return f"{text}, residual at most {float(self.residual.max()):.2g}"
+        return f"{text}, residual at most {float(self.residual.max()):.2g}" + ", far from exact" * self.loose
+
+    @property
+    def loose(self) -> bool:
+        """Whether the residual was measured and is large: images are visibly wrong, whatever their status."""
+        return self.residual is not None and bool((self.residual > LARGE).any())
 
     def summary(self) -> str:
         """What ran in each block, what it cost and how it ended; what to do about the worst sample."""
@@ -170,7 +178,8 @@ class Stats:
         for i, (words, b) in enumerate(zip(methods, self.blocks, strict=True)):
             cost = f"{float(b.sweeps.double().mean()):6.1f}  {b.seconds:7.3f}"
             rows.append(f"  {i:5}  {cost}  {words:<{wide}}  {_counted(b.status)}")
-        return "\n".join([repr(self), *rows, f"  {self.status.words}: {self.status.value}"])
+        last = "far from exact: lower tol, or use plan auto" if self.loose and not self.status.failed else ""
+        return "\n".join([repr(self), *rows, f"  {last or f'{self.status.words}: {self.status.value}'}"])
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -9,10 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from jacobiflow.core.results import BlockStats, Status, nonfinite_rows, warn_caller
+from jacobiflow.core.results import LARGE, BlockStats, Status, nonfinite_rows, warn_caller
 from jacobiflow.flows.guidance import Guidance
 
-LARGE = 0.25  # standard deviations of the noise; images then look different from exact ones
 PROBES = 4  # samples whose residual is looked at where tol is given by hand
 
 

@@ -21,6 +21,7 @@ from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import STATUSES
 from jacobiflow.core.tables import counted
 from jacobiflow.flows.checkpoint import load
+from jacobiflow.flows.checks import PROBES
 from jacobiflow.flows.flow import Flow
 from jacobiflow.jobs.manifest import FILE, PARTIAL, RECORD, RECORDS, SHARDS, Job, Record, fingerprint, versions
 from jacobiflow.jobs.sampling import JobError, Settings, draw, find_batch, find_shard, sample_bytes
@@ -60,23 +61,30 @@ def run(model: str, folder: Path, device: torch.device, ask: Ask, report: Callab
         stack.callback(leave_process_group)
         job, flow = start(model, folder, world.device(device), ask, world, stack)
         if world.leader:
-            _announce(job, folder, device.type, world, report)
+            _announce(job, flow, folder, world, report)
         made = _make_missing(job, flow, folder, world)
         return _close(job, folder, made) if world.leader else None
 
 
-def _announce(job: Job, folder: Path, device: str, world: World, report: Callable[[str], None]) -> None:
-    """Say what is about to be done, and how to use all cores."""
+def _announce(job: Job, flow: Flow, folder: Path, world: World, report: Callable[[str], None]) -> None:
+    """Say what is about to be done, how to use all cores, and whether the plan is too loose for the first samples."""
     threads, cores = job.settings.threads, os.cpu_count() or 1
     report(
         f"{job.settings.n:,} samples in {job.count:,} shards of {job.shard:,}, batches of {job.batch}, on "
-        f"{world.size} x {device} with {counted(threads, 'thread')}, into {folder}"
+        f"{world.size} x {job.settings.device} with {counted(threads, 'thread')}, into {folder}"
     )
     if done := job.finished(folder):
         report(f"resuming: {done:,} samples are there already")
-    if device == "cpu" and cores >= 2 * world.local_size * threads:
+    if job.settings.device == "cpu" and cores >= 2 * world.local_size * threads:
         command = f"torchrun --nproc-per-node {cores // threads} -m jacobiflow.cli.main sample ..."
         report(f"this machine has {cores} cores: `{command}` uses them all and draws the same samples")
+    if job.settings.plan not in ("auto", "sequential") and done < job.settings.n:  # those bound the deviation
+        first = range(min(PROBES, job.batch))
+        z, options = flow.noise(len(first), job.settings.seed), job.settings.decode_options(first)
+        stats = flow.decode(z, job.plan, check=True, warn=False, **options).stats
+        if stats.residual is not None and stats.loose:
+            residual = f"{float(stats.residual.max()):.2g}"
+            report(f"samples are far from exact, residual {residual}: lower --tol, or use --plan auto")
 
 
 def start(
