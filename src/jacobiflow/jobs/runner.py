@@ -79,9 +79,7 @@ def _announce(job: Job, flow: Flow, folder: Path, world: World, report: Callable
         command = f"torchrun --nproc-per-node {cores // threads} -m jacobiflow.cli.main sample ..."
         report(f"this machine has {cores} cores: `{command}` uses them all and draws the same samples")
     if job.settings.plan not in ("auto", "sequential") and done < job.settings.n:  # those bound the deviation
-        first = range(min(PROBES, job.batch))
-        z, options = flow.noise(len(first), job.settings.seed), job.settings.decode_options(first)
-        stats = flow.decode(z, job.plan, check=True, warn=False, **options).stats
+        stats = job.settings.decode(flow, job.plan, range(min(PROBES, job.batch)), check=True).stats
         if stats.residual is not None and stats.loose:
             residual = f"{float(stats.residual.max()):.2g}"
             report(f"samples are far from exact, residual {residual}: lower --tol, or use --plan auto")

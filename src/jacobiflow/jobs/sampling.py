@@ -83,8 +83,8 @@ class Settings:
         """The plan for batches of this size; "auto" depends on it."""
         if self.plan.startswith("{"):
             return flow.plan(Plan.from_json(self.plan))
-        asked = {"tol": self.tol, "init": self.init, "max_deviation": self.max_deviation, "backend": self.backend}
-        return flow.plan(self.plan, n=batch, guidance=self.guidance_options, **asked)
+        asked: dict[str, Any] = {"tol": self.tol, "init": self.init, "max_deviation": self.max_deviation}
+        return flow.plan(self.plan, n=batch, guidance=self.guidance_options, backend=self.backend, **asked)
 
     def compared(self, flow: Flow) -> dict[str, Any]:
         """What another job would differ in: of a plan from a file its methods, and no memory limit."""
