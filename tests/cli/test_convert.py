@@ -53,7 +53,7 @@ def test_a_public_checkpoint_can_be_sampled(run: Any, monkeypatch: pytest.Monkey
     (torch.save if suffix == "pth" else save_file)(public(flow), f"{NAME}.{suffix}")
     ran = run("convert", f"{NAME}.{suffix}", "a/model", "--channels", 1)
     assert ran.status == 0
-    assert "measuring block 2 of 2\n" in ran.err
+    assert "measuring profile, block 2 of 2\n" in ran.err
     count = sum(p.numel() for p in flow.parameters())
     assert ran.out == (
         f"a/model: {count:,} parameters, 2 blocks of 1 layers, 4x4x1, noise 0.07\n"
