@@ -1,7 +1,4 @@
-"""What a job keeps in its folder: a manifest, and shards of consecutive samples, each with a record of its files.
-
-Every process and every restart reads the manifest, so that all of them do the same work.
-"""
+"""What a job keeps in its folder: a manifest that every process and restart reads, and shards with their records."""
 
 from __future__ import annotations
 
@@ -54,12 +51,18 @@ class Record:
     nonfinite: list[int] = field(default_factory=list)  # samples that are NaN, or have no PNG
     job: str = ""  # digest of the job; "" in jobs begun by version 0.1
 
+    def __post_init__(self) -> None:
+        lost, known = len(set(self.nonfinite)), self.status.keys() <= Status.__members__.keys()
+        agree = self.status.get("NONFINITE", 0) == lost == len(self.nonfinite) and self.batch > 0
+        if not known or not agree or sum(self.status.values()) != self.count:
+            raise RecordError("its counts do not agree")
+
     @classmethod
     def load(cls, path: Path) -> Record | None:
-        """The record at `path`, if there is one."""
+        """The record at `path`, if there is one, and if it is not damaged."""
         try:
             return None if path.is_symlink() else cls(**parse_json(read_text(path)))
-        except (OSError, TypeError, ValueError):
+        except (OSError, TypeError, ValueError, AttributeError):
             return None
 
 
@@ -137,48 +140,34 @@ class Job:
         write(folder, {RECORD.format(k): (json.dumps(asdict(record), indent=1) + "\n").encode()})
 
     def record(self, folder: Path, k: int) -> Record | None:
-        """The record of shard k, if it is there, of this job, and agrees with itself."""
+        """The record of shard k, if there is one of this job."""
         found, rows = Record.load(folder / RECORD.format(k)), self.rows(k)
-        if found is None:
+        if found is None or (found.job, found.first, found.count) != (self.digest, rows.start, len(rows)):
             return None
-        try:
-            lost = set(found.nonfinite)
-            fits = (
-                (found.job, found.first, found.count) == (self.digest, rows.start, len(rows))
-                and found.batch > 0
-                and found.status.keys() <= Status.__members__.keys()
-                and sum(found.status.values()) == found.count
-                and lost <= set(rows)
-                and found.status.get("NONFINITE", 0) == len(lost) == len(found.nonfinite)
-                and list(found.files) in (self.files(k, False, lost), self.files(k, True, lost))
-            )
-        except (TypeError, AttributeError):
-            return None
-        return found if fits else None
+        lost = set(found.nonfinite)
+        files = self.files(k, False, lost), self.files(k, True, lost)
+        return found if lost <= set(rows) and list(found.files) in files else None
 
     def holds(self, folder: Path, k: int, record: Record) -> bool:
         """Whether the files of shard k are the recorded ones, and no others are there."""
         others = (folder / name for name in self.files(k, False) if name not in record.files)
         try:
             intact = all(_digest(folder / name) == value for name, value in record.files.items())
+            return intact and not any(map(os.path.lexists, others))
         except OSError:
             return False
-        return intact and not any(map(os.path.lexists, others))
-
-    def to_doc(self) -> dict[str, Any]:
-        """Plain data, without the plan's notes."""
-        return asdict(self) | {"plan": json.loads(Plan(self.plan.methods).to_json())}
 
     def signed(self) -> Job:
         """The job with its digest, which is equal for jobs that make the same shards with equal versions."""
-        doc, became = self.to_doc(), ("tol", "init", "max_memory")  # what they became counts
+        doc, became = json.loads(self.to_json()), ("tol", "init", "max_memory")  # what they became counts
         asked = {k: v for k, v in doc["settings"].items() if k not in became}
         made = {k: doc[k] for k in ("plan", "batch", "shard", "weights", "dtype")}
         return replace(self, digest=_checksum(asked | made))
 
     def to_json(self) -> str:
-        """Text that `from_json` reads."""
-        doc = {"format": FORMAT, "version": VERSION, **self.to_doc()}
+        """Text that `from_json` reads, without the plan's notes."""
+        plan = json.loads(Plan(self.plan.methods).to_json())
+        doc = {"format": FORMAT, "version": VERSION, **asdict(self), "plan": plan}
         return json.dumps(doc | {"checksum": _checksum(doc)}, indent=2) + "\n"
 
     @classmethod
@@ -242,15 +231,10 @@ def fingerprint(flow: Flow) -> str:
 
 def versions(device: torch.device) -> dict[str, str]:
     """What can change the last bits of a sample besides settings and weights."""
-    machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-    return {
-        "jacobiflow": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "transformer": kernels_version(),
-        "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else machine,
-    }
+    processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
+    found = {"jacobiflow": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    return found | {"numpy": np.__version__, "transformer": kernels_version(), "machine": machine}
 
 
 def _checksum(doc: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import time
@@ -57,9 +56,9 @@ class Outcome:
 def run(model: str, folder: Path, device: torch.device, ask: Ask, report: Callable[[str], None]) -> Outcome | None:
     """Start or resume the job in `folder` and finish it, told by `report`; None on all processes but the first."""
     world = World.from_environment()
-    with ExitStack() as stack:
-        stack.callback(leave_process_group)
-        job, flow = start(model, folder, world.device(device), ask, world, stack)
+    with ExitStack() as held:
+        held.callback(leave_process_group)
+        job, flow = start(model, folder, world.device(device), ask, world, held)
         if world.leader:
             _announce(job, flow, folder, world, report)
         made = _make_missing(job, flow, folder, world)
@@ -85,10 +84,8 @@ def _announce(job: Job, flow: Flow, folder: Path, world: World, report: Callable
             report(f"samples are far from exact, residual {residual}: lower --tol, or use --plan auto")
 
 
-def start(
-    model: str, folder: Path, device: torch.device, ask: Ask, world: World, stack: ExitStack
-) -> tuple[Job, Flow]:
-    """The job in `folder`, new or resumed, and its flow; `stack` keeps the folder locked."""
+def start(model: str, folder: Path, device: torch.device, ask: Ask, world: World, held: ExitStack) -> tuple[Job, Flow]:
+    """The job in `folder`, new or resumed, and its flow; `held` keeps the folder locked."""
     flows: list[Flow] = []
 
     def lead() -> tuple[Job, float]:
@@ -99,7 +96,7 @@ def start(
         asked.check(flow)  # mistakes of the user are found before a folder is made
         with write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(Lock(folder))
+            lock = held.enter_context(Lock(folder))
             lock.exclusive()
             clear(folder)
             if old := Job.load(folder):
@@ -117,8 +114,8 @@ def start(
         flows.append(load(model, revision=job.revision, device=device))
         if fingerprint(flows[0]) != job.weights:
             raise JobError(f"{model} is another model here than where the first process runs")
-        stack.enter_context(Lock(folder)).shared()
-    stack.enter_context(memory_limit(gigabytes))  # what does not fit is decoded in parts
+        held.enter_context(Lock(folder)).shared()
+    held.enter_context(memory_limit(gigabytes))  # what does not fit is decoded in parts
     return job, flows[0]
 
 
@@ -154,10 +151,7 @@ def clear(folder: Path) -> None:
 
 
 def _refuse_other_shards(job: Job, folder: Path, *, new: bool) -> None:
-    """Raise if the folder holds shards of another job: they would be overwritten or mixed with this one's.
-
-    new: there was no manifest, so each file needs a record of this job. Else damaged files are made again.
-    """
+    """Raise if the folder holds shards of another job; if it is new, each file needs a record of this job."""
     for path in sorted(p for place in (RECORDS, SHARDS) for p in (folder / place).glob("[!.]*")):
         number = int(path.stem) if path.stem.isdecimal() else job.count  # which has no record
         if new and job.record(folder, number) is None:
@@ -170,8 +164,7 @@ def _refuse_other_shards(job: Job, folder: Path, *, new: bool) -> None:
 
 def _require_disk(job: Job, flow: Flow, folder: Path) -> None:
     """Raise if the disk cannot hold the samples that are missing."""
-    png = job.settings.format == "png"
-    each = math.prod(flow.data_shape) // 10 if png else sample_bytes(flow)  # packed pixels are not smaller
+    each = sample_bytes(flow) // (80 if job.settings.format == "png" else 1)  # packed pixels are not smaller
     need, free = each * (job.settings.n - job.finished(folder)), shutil.disk_usage(folder).free
     if need > free:
         more = f"needs {need / 1e9:,.1f} GB more in {folder}, the disk has {free / 1e9:,.1f} GB"

@@ -89,8 +89,8 @@ class Settings:
     def compared(self, flow: Flow) -> dict[str, Any]:
         """What another job would differ in: of a plan from a file its methods, and no memory limit."""
         plan = self.resolve_plan(flow, 1).methods if self.plan.startswith("{") else self.plan
-        found = asdict(self) | {"plan": plan, "batch": self.batch or "auto", "shard": self.shard or "auto"}
-        return {name: value for name, value in found.items() if name != "max_memory"}
+        sizes = {"batch": self.batch or "auto", "shard": self.shard or "auto", "max_memory": None}
+        return asdict(self) | sizes | {"plan": plan}
 
 
 def labels_in_turn(labels: Sequence[int], rows: range) -> Tensor | None:
@@ -115,10 +115,7 @@ class Samples:
 def draw(
     settings: Settings, plan: Plan, flow: Flow, rows: range, batch: int, *, check: bool = False, progress: bool = False
 ) -> Samples:
-    """The samples of these numbers, in batches; progress: show a bar.
-
-    A sample that is not finite, before or after denoising, is NaN throughout and counts as NONFINITE.
-    """
+    """The samples of these numbers. One that is not finite, or not after denoising, is NaN and counts as NONFINITE."""
     parts: list[Decoded] = []
     with progress_bar(total=len(rows), unit="sample", disable=not progress) as bar:
         for some in (rows[i : i + batch] for i in range(0, len(rows), batch)):
@@ -133,10 +130,7 @@ def draw(
 
 
 def find_batch(flow: Flow, settings: Settings, near: int) -> int:
-    """The largest power of two, up to MAX_BATCH, whose decoding fits into the memory that is free now.
-
-    near: how many processes share this machine's memory.
-    """
+    """The largest power of two, up to MAX_BATCH, that fits into the memory that `near` processes share now."""
     device, count = next(flow.parameters()).device, min(PROBE_SAMPLES, settings.n)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory() / near
     if settings.max_memory and device.type == "cpu":
@@ -167,8 +161,7 @@ def _measure(flow: Flow, settings: Settings, count: int) -> int:
 
 def find_shard(flow: Flow, settings: Settings, batch: int) -> int:
     """Samples per shard: whole batches, about SHARD_SAMPLES and at most SHARD_BYTES."""
-    most = min(SHARD_SAMPLES, SHARD_BYTES // sample_bytes(flow), settings.n)
-    return max(1, most // batch) * batch
+    return max(1, min(SHARD_SAMPLES, SHARD_BYTES // sample_bytes(flow), settings.n) // batch) * batch
 
 
 def sample_bytes(flow: Flow) -> int:
