@@ -9,8 +9,6 @@ the block is kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,27 +16,23 @@ from torch import Tensor
 
 from jacobiflow.core.block import Block
 
-Lent = Callable[[], AbstractContextManager[None]]
 
-
-def attach(
-    block: Block, z: Tensor, x: Tensor, log_det: Tensor, *, tol: float, lent: Lent | None = None
-) -> tuple[Tensor, Tensor]:
+def attach(block: Block, z: Tensor, x: Tensor, log_det: Tensor, *, tol: float) -> tuple[Tensor, Tensor]:
     """x [N, T, D] and log_det [N] as differentiable functions of z and of `block.tensors()`: first derivatives only.
 
     x must solve the block for z: what is left of its error biases the gradients. tol bounds the last update of v,
-    relative to the largest entry of v in that sample. lent gives the block its tensors of now for the backward pass;
-    without it, replaced weights are an error. The loss may leave out samples that are not finite.
+    relative to the largest entry of v in that sample. Weights replaced before the backward pass are an error. The loss
+    may leave out samples that are not finite.
     """
-    return _Implicit.apply(block, tol, lent, x, log_det, z, *block.tensors())  # type: ignore[no-any-return, no-untyped-call]
+    return _Implicit.apply(block, tol, x, log_det, z, *block.tensors())  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, block: Block, tol: float, lent: Lent | None, x: Tensor, log_det: Tensor, z: Tensor, *tensors: Tensor
+        ctx: Any, block: Block, tol: float, x: Tensor, log_det: Tensor, z: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        ctx.block, ctx.tol, ctx.lent = block, tol, lent
+        ctx.block, ctx.tol = block, tol
         # Saved as well, so that autograd notices writes; what it hands back may be other tensors than the block's.
         ctx.tensors, ctx.places = tensors, [t.data_ptr() for t in tensors]
         ctx.save_for_backward(x, z, *tensors)
@@ -50,7 +44,7 @@ class _Implicit(torch.autograd.Function):
             advice = "differentiate flow.encode instead, or drop create_graph=True"
             raise RuntimeError(f"second derivatives of decoded samples are not supported; {advice}")
         x, z, *_ = ctx.saved_tensors
-        now = ctx.block.tensors() if ctx.lent is None else ctx.tensors
+        now = ctx.block.tensors()
         if list(map(id, now)) != list(map(id, ctx.tensors)) or [t.data_ptr() for t in now] != ctx.places:
             advice = "call backward before they change, or sample again"
             raise RuntimeError(f"weights were replaced between sampling and the backward pass: {advice}")
@@ -59,15 +53,15 @@ class _Implicit(torch.autograd.Function):
             # Samples that the loss leaves out are replaced by a point where 0 stays 0.
             where = (lost & (grad_x == 0).flatten(1).all(1) & (grad_log_det == 0))[:, None, None]
             x, z = x.masked_fill(where, 0), z.masked_fill(where, 0)
-        with torch.enable_grad(), ctx.lent() if ctx.lent is not None else nullcontext():
+        with torch.enable_grad():
             x, z = x.detach().requires_grad_(), z.detach().requires_grad_()
             new, log_det = ctx.block.sweep(x, z)
-        needed = ctx.needs_input_grad[5:]
+        needed = ctx.needs_input_grad[4:]
         leaves = [t for t, need in zip((z, *ctx.tensors), needed, strict=True) if need]
         v = _solve(new, log_det, x, grad_x, grad_log_det, ctx.tol)
         count = 1 + log_det.requires_grad  # that of a mere shift is constant
         found = iter(torch.autograd.grad([new, log_det][:count], leaves, [v, grad_log_det][:count], allow_unused=True))
-        return (None, None, None, None, None, *(next(found) if need else None for need in needed))
+        return (None, None, None, None, *(next(found) if need else None for need in needed))
 
 
 def _solve(new: Tensor, log_det: Tensor, x: Tensor, g: Tensor, g_log_det: Tensor, tol: float) -> Tensor:
