@@ -1,8 +1,4 @@
-"""`accelerate`: fast sampling from other libraries' autoregressive flows, in one line; and its report.
-
-Only the given objects are patched: each transform gets an instance attribute that replaces one method. The
-attribute is pickled, copied and moved with its owner; `restore` removes it.
-"""
+"""`accelerate`: fast sampling from other libraries' autoregressive flows, in one line; and its report."""
 
 from __future__ import annotations
 
@@ -21,8 +17,7 @@ from torch import Tensor, nn
 from torch.distributions import Transform
 
 from jacobiflow.adapters import made, own_made, pyro, zuko
-from jacobiflow.adapters.patch import Patch
-from jacobiflow.adapters.race import ORIGINAL
+from jacobiflow.adapters.patch import ORIGINAL, Patch
 from jacobiflow.adapters.transform_spec import Declined, NothingToGain
 from jacobiflow.adapters.walk import Found, attributes, walk
 from jacobiflow.core.arguments import number
@@ -32,7 +27,6 @@ from jacobiflow.flows.flow import Flow
 
 Model = TypeVar("Model")
 COUPLING = re.compile("coupl|^MaskedAffineFlow$", re.IGNORECASE)  # names of layers, in any library
-NAMED = 5  # empty attributes that an error names
 KINDS: tuple[type[Patch], ...] = (
     *(made.Inverse, zuko.ForwardPatch, zuko.Inverse, zuko.OpenInverse),
     *(pyro.Inverse, pyro.Condition, own_made.Inverse),
@@ -41,7 +35,6 @@ COLUMNS = ("transform", "runs now", "why not faster", "calls", "rows", "passes s
 LONGEST_NAME = 28  # characters of a path or a class that are shown
 DRAWS = "it is a distribution that is sampled feature by feature, not a transform: it has no inverse to solve"
 UNKNOWN = "its structure is not known: jf.OwnMADE takes any masked network"
-NOT_YET = "not accelerated: call jf.accelerate"
 
 
 class AccelerationError(JacobiflowError, TypeError):
@@ -98,7 +91,7 @@ def _why_nothing(model: Any, found: list[Found]) -> str:
     empty = [f"{at.path}.{name}" for at in walk(model) for name, v in attributes(at.item).items() if v is None]
     if found or not empty:
         return nothing
-    names = ", ".join(path.removeprefix(".") for path in empty[:NAMED])
+    names = ", ".join(path.removeprefix(".") for path in empty[:5])
     return f"{nothing}; {names} are None: accelerate again when the flow is there"
 
 
@@ -169,7 +162,7 @@ def acceleration(model: Any) -> Acceleration:
     for at, patch in known(found):
         (runs, why), ran = patch.now(), patch.tally
         if vars(at.item).get(patch.method) is not patch:
-            runs, why = ORIGINAL, why if runs == ORIGINAL else NOT_YET
+            runs, why = ORIGINAL, why if runs == ORIGINAL else "not accelerated: call jf.accelerate"
         counts = dict(ran.calls), ran.rows, round(ran.passes_saved)
         entries.append(Entry(at.path, type(at.item).__name__, runs, why, *counts))
     entries += [Entry(at.path, type(at.item).__name__, ORIGINAL, why) for at, why in unknown(found)]
@@ -200,8 +193,8 @@ def unknown(found: list[Found]) -> Iterator[tuple[Found, str]]:
 
 def _owner(layer: Found) -> Found:
     """The nearest module around a layer that can be sampled or inverted; else what holds the layer."""
-    at, methods = layer.holder, ("inverse", "_inverse", "sample")
-    while at and not (isinstance(at.item, nn.Module) and any(hasattr(type(at.item), name) for name in methods)):
+    at, methods = layer.holder, {"inverse", "_inverse", "sample"}
+    while at and not (isinstance(at.item, nn.Module) and methods & set(dir(type(at.item)))):
         at = at.holder
     return at or layer.holder or layer
 

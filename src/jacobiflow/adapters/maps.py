@@ -130,14 +130,12 @@ class ForeignMap:
         new, log_slope = torch.empty_like(value), torch.empty_like(value)
         for first in set(at[:, 0].tolist()):
             rows = at[:, 0] == first
-            found = self.function(value[rows], theta[rows], inverse=inverse, features=at[rows][0])
-            new[rows], log_slope[rows] = found
+            new[rows], log_slope[rows] = self.function(value[rows], theta[rows], inverse=inverse, features=at[rows][0])
         return new, log_slope
 
 
 def own_map(twin: Twin) -> ForeignMap:
-    """The elementwise map of a transform by its own methods. They add up the log-derivatives of a row, so
-    each number is given as a row of its own."""
+    """The map of a transform by its own methods, which add up rows: each number is given as a row of its own."""
 
     def function(value: Tensor, theta: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
         forward, back = twin(lambda x: theta.reshape(-1, 1, theta.shape[-1]), 1)

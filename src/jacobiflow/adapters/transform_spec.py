@@ -39,16 +39,13 @@ class NothingToGain(Declined):
 
 @dataclass(frozen=True)
 class TransformSpec:
-    """An autoregressive transform z = f(x; theta(x)) of another library.
-
-    `maps` and `networks` are candidates, the fastest first; `recognise.verify` keeps one of each.
-    """
+    """A transform z = f(x; theta(x)). `maps` and `networks` are candidates: `recognise.verify` keeps one of each."""
 
     module: nn.Module  # holds all weights
     passes: int  # calls of the whole network that the library's own inverse takes
     context: int  # its features C; 0: it takes none
     theta: Callable[[Tensor, Tensor | None], Tensor]  # x [n, T], context [n, C] -> [n, T, P]
-    maps: tuple[Bijector, ...]
+    maps: tuple[Bijector, ...]  # the fastest first, as `networks`
     networks: tuple[ForeignNetwork, ...]
     twin: Twin
     options: object = None  # what else the map depends on; comparable
@@ -123,10 +120,7 @@ def variant(owner: Any, **attributes: Any) -> Any:
 
 
 def frozen(module: nn.Module, tensor: NewTensor = lambda m, name, t: t, copies: dict[int, Any] | None = None) -> Any:
-    """A module as it is now: it has the same tensors, also after others replace them in the original.
-
-    tensor: gives each tensor of the copy, from its module, its name and the tensor itself.
-    """
+    """A copy of a module as it is now; `tensor` gives each tensor, from its module, its name and the one there is."""
     copies = {} if copies is None else copies  # by the id of the module: parts may be shared
     if id(module) not in copies:
         twin = copies[id(module)] = variant(module)

@@ -1,7 +1,6 @@
 """The torch.compile backend: a conditioner's own `params`, compiled once per number of rows and width of the window.
 
-Where the windows begin is a tensor, so one graph serves every frontier and every block of a flow; on CUDA it
-is captured as a CUDA graph.
+Where the windows begin is a tensor, so one graph serves every frontier and every block of a flow.
 """
 
 from __future__ import annotations
@@ -49,19 +48,13 @@ class StaticConditioner(WrappedConditioner):
 
 @cache
 def step(device: str, width: int, signature: tuple[Any, ...]) -> Callable[..., Tensor]:
-    """A conditioner's `params`, compiled for one kind of device and one set of shapes.
-
-    Each has code of its own: torch counts compilations per code object, and gives up at the eighth.
-    """
+    """A conditioner's `params`, compiled for one kind of device and one set of shapes."""
     announce("torch compiles the network, once per batch size and width: this takes up to a minute")
 
     def evaluate(conditioner: Conditioner, x: Tensor, start: Tensor, width: int, cache: Cache) -> Tensor:
         return conditioner.params(x, start, width, cache)
 
+    # Each has code of its own: torch counts compilations per code object, and gives up at the eighth.
     own = FunctionType(evaluate.__code__.replace(), globals(), f"evaluate_{width}")
-    return torch.compile(own, dynamic=False, fullgraph=True, **options(device))
-
-
-def options(device: str) -> dict[str, Any]:
-    """How torch compiles for a kind of device; "reduce-overhead" is CUDA graphs."""
-    return {"mode": "reduce-overhead"} if device == "cuda" else {}
+    mode = "reduce-overhead" if device == "cuda" else None  # which is CUDA graphs
+    return torch.compile(own, dynamic=False, fullgraph=True, mode=mode)
