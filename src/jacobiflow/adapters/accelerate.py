@@ -32,7 +32,6 @@ KINDS: tuple[type[Patch], ...] = (
     *(pyro.Inverse, pyro.Condition, own_made.Inverse),
 )
 COLUMNS = ("transform", "runs now", "why not faster", "calls", "rows", "passes saved")
-LONGEST_NAME = 28  # characters of a path or a class that are shown
 DRAWS = "it is a distribution that is sampled feature by feature, not a transform: it has no inverse to solve"
 UNKNOWN = "its structure is not known: jf.OwnMADE takes any masked network"
 
@@ -70,14 +69,13 @@ def accelerate(model: Model, tol: float = 1e-6) -> Model:
             declined[f"{type(at.item).__name__}: {reason}"] += 1
     reasons = "".join(f"; {count} {reason}" for reason, count in declined.items())
     if not accepted:
-        why = _why_nothing(model, found)
-        raise AccelerationError(f"nothing to accelerate in {type(model).__name__}: {why}{reasons}")
+        raise AccelerationError(f"nothing to accelerate in {type(model).__name__}: {_why(model, found)}{reasons}")
     if declined:
         warnings.warn(f"part of {type(model).__name__} is not accelerated{reasons}", stacklevel=2)
     return model
 
 
-def _why_nothing(model: Any, found: list[Found]) -> str:
+def _why(model: Any, found: list[Found]) -> str:
     if isinstance(model, str | PathLike | type):
         return f"give an object that holds a flow, not {short(model)}"
     if any(isinstance(at.item, Flow) for at in found):
@@ -88,11 +86,10 @@ def _why_nothing(model: Any, found: list[Found]) -> str:
         return f"coupling layers sample in one pass already ({coupling}): use the flow as it is"
     parts = ", ".join(f"{count} {name}" for name, count in kinds.items()) or "its parts"
     nothing = f"no masked autoregressive transform of a known structure among {parts}"
-    empty = [f"{at.path}.{name}" for at in walk(model) for name, v in attributes(at.item).items() if v is None]
-    if found or not empty:
-        return nothing
+    every = () if found else walk(model)
+    empty = [f"{at.path}.{name}" for at in every for name, value in attributes(at.item).items() if value is None]
     names = ", ".join(path.removeprefix(".") for path in empty[:5])
-    return f"{nothing}; {names} are None: accelerate again when the flow is there"
+    return f"{nothing}; {names} are None: accelerate again when the flow is there" if empty else nothing
 
 
 def restore(model: Model) -> Model:
@@ -144,7 +141,7 @@ class Acceleration:
             return f"{self.name}: no autoregressive transform"
         rows: list[tuple[str, ...]] = [COLUMNS]
         for e in self.entries:
-            names = (shortened(name, LONGEST_NAME) for name in (e.path or "(itself)", e.kind))
+            names = (shortened(name, 28) for name in (e.path or "(itself)", e.kind))
             calls = ", ".join(f"{count:,} {name}" for name, count in e.calls.items()) or "none"
             rows.append((" ".join(names), e.runs, e.why, calls, f"{e.rows:,}", f"{e.passes_saved:,}"))
         return table(rows if any(e.why for e in self.entries) else [(*r[:2], *r[3:]) for r in rows])

@@ -101,15 +101,13 @@ class SoftclipSpline(Spline):
 
 @dataclass(frozen=True)
 class ForeignMap:
-    """The elementwise map of another library.
+    """The elementwise map of another library. If it differs between features, the last number of theta is the feature,
+    and `function` also takes `features=`, the w features of all rows."""
 
-    function: maps x or z [n, w] with theta [n, w, P] and `inverse=` to the value and its log-derivative.
-    features: 0, or the number of features T if the map differs between features. The last number of theta
-        is then the feature, and `function` also takes `features=`, the w features of all rows.
-    """
-
-    function: Callable[..., tuple[Tensor, Tensor]]
-    features: int = 0
+    function: Callable[
+        ..., tuple[Tensor, Tensor]
+    ]  # of x or z [n, w], theta [n, w, P] and `inverse=`: value, log-slope
+    features: int = 0  # T, if it differs between features
     params: int = 0  # as many as the network returns
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:

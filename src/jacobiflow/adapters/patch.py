@@ -38,13 +38,6 @@ def require_gain(passes: int) -> None:
         raise NothingToGain(f"its own inverse takes {passes} passes")
 
 
-def usable(packed: Packed | str) -> Packed:
-    """The transform as it was packed, unless only the original is right."""
-    if isinstance(packed, str):
-        raise Declined(packed)
-    return packed
-
-
 @dataclass
 class Tally:
     """What has run so far."""
@@ -100,8 +93,9 @@ class Patch:
 
     def spec(self) -> TransformSpec:
         """The description, verified unless hooks would notice: then it is verified before it is used."""
-        require_gain(self.describe(self.module).passes)
-        return self.describe(self.module) if self.state().hooked else verify(self.module, self.describe)
+        spec = self.describe(self.module)
+        require_gain(spec.passes)
+        return spec if self.state().hooked else verify(self.module, self.describe)
 
     def original(self) -> Callable[..., Any]:
         return self.before or getattr(type(self.owner), self.method).__get__(self.owner)  # type: ignore[no-any-return]
@@ -116,8 +110,7 @@ class Patch:
 
     def inverter(self) -> TransformInverter:
         """Made on first use."""
-        if self.shared is None:
-            self.shared = TransformInverter(self.spec())
+        self.shared = self.shared or TransformInverter(self.spec())
         return self.shared
 
     def now(self) -> tuple[str, str]:
@@ -126,11 +119,11 @@ class Patch:
             inverter = self.inverter()
             state = self.state()
             state.check(inverter.spec.like.device)
-            packed = usable(inverter.memo.fresh(state.tensors, partial(self._pack, state)))
+            packed = inverter.memo.fresh(state.tensors, partial(self._pack, state))
         except Declined as reason:
-            return ORIGINAL, str(reason)
-        if self.tally.last == ORIGINAL:
-            return ORIGINAL, self.tally.reason
+            packed = str(reason)
+        if isinstance(packed, str) or self.tally.last == ORIGINAL:
+            return ORIGINAL, packed if isinstance(packed, str) else self.tally.reason
         ways = (self.tally.last,) if self.tally.last in packed.ways else packed.ways
         return " or ".join(ways), "" if KERNELS in ways else packed.slower()
 
@@ -172,8 +165,9 @@ class Patch:
         state, flat = self.state(), self._rows(z, context)
         state.check(z.device)
 
-        def use(made: Packed | str) -> tuple[str, Solution]:
-            packed = usable(made)
+        def use(packed: Packed | str) -> tuple[str, Solution]:
+            if isinstance(packed, str):
+                raise Declined(packed)
             for frozen, now in zip(packed.spec.module.modules(), self.module.modules(), strict=False):
                 frozen.training = now.training  # layers of zuko differ in their gradients
             if not packed.fits(*flat):
@@ -206,16 +200,16 @@ class Patch:
                 total = sum(t.sum() for t in (found if isinstance(found, tuple) else (found,)))
                 torch.autograd.grad(total, [leaf, *weights], allow_unused=True)
 
-        def ours(way: str, z: Tensor) -> tuple[Tensor, Tensor]:
-            return self._attempt(z, context, way)[1][:2]
-
         def one_pass(z: Tensor) -> tuple[Tensor, Tensor]:
             z, rows = self._rows(z, context)
             return packed.bind(rows).sweep(z[..., None], z[..., None])
 
+        def ours(way: str) -> Work:
+            return lambda: timed(lambda z: self._attempt(z, context, way)[1][:2])
+
         given = () if self.batched else (context,)
         original = partial(timed, lambda z: self.original()(z, *given))
-        ways = {way: partial(timed, partial(ours, way)) for way in packed.ways}
+        ways = {way: ours(way) for way in packed.ways}
         return race(key, ways, original, partial(timed, one_pass), packed.spec.passes)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -103,8 +103,7 @@ def _read_torch(path: Path) -> Any:
         archive = zipfile.ZipFile(file)
         names = Counter(archive.namelist())
         for e in archive.infolist():
-            # torch.save does not compress. If an entry is marked as a folder, or has no stored bytes, torch reads
-            # nothing and returns uninitialized memory.
+            # torch.save does not compress. Of folders and entries without bytes, torch returns uninitialized memory.
             whole = e.compress_type == zipfile.ZIP_STORED and e.compress_size == e.file_size
             names[e.filename] += not whole or bool(e.external_attr & 0x10)
         bad = next((name for name, marks in names.items() if marks > 1), None) or archive.testzip()

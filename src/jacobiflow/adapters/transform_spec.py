@@ -66,17 +66,13 @@ class TransformSpec:
 
 
 class State:
-    """All tensors of some modules, and whether their weights tell what they compute.
-
-    hooked: hooks or a replaced method may change what the layers compute.
-    noisy: batch norm or dropout is in train mode, or batch norm keeps no statistics.
-    bare: the layers' attributes are the weights. Old-style weight norm sets them only when a layer is called.
-    """
+    """All tensors of some modules, and whether their weights tell what they compute."""
 
     def __init__(self, parts: Iterable[nn.Module]) -> None:
         self.tensors: list[Tensor] = []
-        self.hooked = any(getattr(globally, name) for name in _GLOBAL)
-        self.noisy, self.bare = False, True
+        self.hooked = any(getattr(globally, name) for name in _GLOBAL)  # or a method of a layer is replaced
+        self.noisy = False  # batch norm or dropout is in train mode, or batch norm keeps no statistics
+        self.bare = True  # attributes are the weights: old-style weight norm sets them only when a layer is called
         for m in (m for part in parts for m in part.modules()):
             self.tensors += [t for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
             self.hooked |= "forward" in m.__dict__ or any(getattr(m, name) for name in _HOOKS)
