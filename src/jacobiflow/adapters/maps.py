@@ -104,9 +104,7 @@ class ForeignMap:
     """The elementwise map of another library. If it differs between features, the last number of theta is the feature,
     and `function` also takes `features=`, the w features of all rows."""
 
-    function: Callable[
-        ..., tuple[Tensor, Tensor]
-    ]  # of x or z [n, w], theta [n, w, P] and `inverse=`: value, log-slope
+    function: Callable[..., tuple[Tensor, Tensor]]  # of x or z [n, w], theta [n, w, P], `inverse=`: value, log-slope
     features: int = 0  # T, if it differs between features
     params: int = 0  # as many as the network returns
 
