@@ -52,5 +52,9 @@ def step(device: str, width: int, signature: tuple[Any, ...]) -> Callable[..., T
 
     # Each has code of its own: torch counts compilations per code object, and gives up at the eighth.
     own = FunctionType(evaluate.__code__.replace(), globals(), f"evaluate_{width}")
-    mode = "reduce-overhead" if device == "cuda" else None  # which is CUDA graphs
-    return torch.compile(own, dynamic=False, fullgraph=True, mode=mode)
+    return torch.compile(own, dynamic=False, fullgraph=True, **options(device))
+
+
+def options(device: str) -> dict[str, Any]:
+    """How torch compiles for a kind of device; "reduce-overhead" is CUDA graphs."""
+    return {"mode": "reduce-overhead"} if device == "cuda" else {}
