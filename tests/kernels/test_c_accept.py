@@ -12,7 +12,7 @@ from torch import Tensor
 import jacobiflow as jf
 from jacobiflow.core import rows as reference
 from jacobiflow.core import stopping
-from jacobiflow.core.block import NoCache
+from jacobiflow.core.block import NoCache, take
 from jacobiflow.core.rows import Rows
 from jacobiflow.kernels import build, c_engine
 
@@ -59,7 +59,7 @@ def test_c_accepts_what_the_rule_accepts(unit: Any, width: int | None, spoiled: 
         ours = random_rows(draw, dim, width or LENGTH, cached=cached)
         theirs = copy.deepcopy(ours)
         window = ours.window(ours.look())
-        seen = window.take(ours.x)
+        seen = take(ours.x, *window)
         new, slope = swept(draw, seen, spoiled=spoiled), torch.randn(seen.shape, generator=draw)
         got = c_engine.accept(ours, window, new, slope, method)
         want = reference.accept(theirs, window, new, slope, method)
@@ -88,6 +88,6 @@ def test_another_rule_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = stopping.judge
     monkeypatch.setattr(reference, "judge", lambda *a: calls.append(1) or judge(*a))
     window = rows.window(rows.look())
-    seen = window.take(rows.x)
+    seen = take(rows.x, *window)
     c_engine.accept(rows, window, seen + 1, seen, jf.Method(tol=0.1))
     assert calls == [1]

@@ -1,8 +1,4 @@
-"""`accelerate`: fast sampling from other libraries' autoregressive flows, in one line; and its report.
-
-Only the given objects are patched: each transform gets an instance attribute that replaces one method. The
-attribute is pickled, copied and moved with its owner; `restore` removes it.
-"""
+"""`accelerate`: fast sampling from other libraries' autoregressive flows, in one line; and its report."""
 
 from __future__ import annotations
 
@@ -21,8 +17,7 @@ from torch import Tensor, nn
 from torch.distributions import Transform
 
 from jacobiflow.adapters import made, own_made, pyro, zuko
-from jacobiflow.adapters.patch import Patch
-from jacobiflow.adapters.race import ORIGINAL
+from jacobiflow.adapters.patch import ORIGINAL, Patch
 from jacobiflow.adapters.transform_spec import Declined, NothingToGain
 from jacobiflow.adapters.walk import Found, attributes, walk
 from jacobiflow.core.arguments import number
@@ -32,16 +27,13 @@ from jacobiflow.flows.flow import Flow
 
 Model = TypeVar("Model")
 COUPLING = re.compile("coupl|^MaskedAffineFlow$", re.IGNORECASE)  # names of layers, in any library
-NAMED = 5  # empty attributes that an error names
 KINDS: tuple[type[Patch], ...] = (
     *(made.Inverse, zuko.ForwardPatch, zuko.Inverse, zuko.OpenInverse),
     *(pyro.Inverse, pyro.Condition, own_made.Inverse),
 )
 COLUMNS = ("transform", "runs now", "why not faster", "calls", "rows", "passes saved")
-LONGEST_NAME = 28  # characters of a path or a class that are shown
 DRAWS = "it is a distribution that is sampled feature by feature, not a transform: it has no inverse to solve"
 UNKNOWN = "its structure is not known: jf.OwnMADE takes any masked network"
-NOT_YET = "not accelerated: call jf.accelerate"
 
 
 class AccelerationError(JacobiflowError, TypeError):
@@ -77,14 +69,13 @@ def accelerate(model: Model, tol: float = 1e-6) -> Model:
             declined[f"{type(at.item).__name__}: {reason}"] += 1
     reasons = "".join(f"; {count} {reason}" for reason, count in declined.items())
     if not accepted:
-        why = _why_nothing(model, found)
-        raise AccelerationError(f"nothing to accelerate in {type(model).__name__}: {why}{reasons}")
+        raise AccelerationError(f"nothing to accelerate in {type(model).__name__}: {_why(model, found)}{reasons}")
     if declined:
         warnings.warn(f"part of {type(model).__name__} is not accelerated{reasons}", stacklevel=2)
     return model
 
 
-def _why_nothing(model: Any, found: list[Found]) -> str:
+def _why(model: Any, found: list[Found]) -> str:
     if isinstance(model, str | PathLike | type):
         return f"give an object that holds a flow, not {short(model)}"
     if any(isinstance(at.item, Flow) for at in found):
@@ -95,11 +86,10 @@ def _why_nothing(model: Any, found: list[Found]) -> str:
         return f"coupling layers sample in one pass already ({coupling}): use the flow as it is"
     parts = ", ".join(f"{count} {name}" for name, count in kinds.items()) or "its parts"
     nothing = f"no masked autoregressive transform of a known structure among {parts}"
-    empty = [f"{at.path}.{name}" for at in walk(model) for name, v in attributes(at.item).items() if v is None]
-    if found or not empty:
-        return nothing
-    names = ", ".join(path.removeprefix(".") for path in empty[:NAMED])
-    return f"{nothing}; {names} are None: accelerate again when the flow is there"
+    every = () if found else walk(model)
+    empty = [f"{at.path}.{name}" for at in every for name, value in attributes(at.item).items() if value is None]
+    names = ", ".join(path.removeprefix(".") for path in empty[:5])
+    return f"{nothing}; {names} are None: accelerate again when the flow is there" if empty else nothing
 
 
 def restore(model: Model) -> Model:
@@ -151,7 +141,7 @@ class Acceleration:
             return f"{self.name}: no autoregressive transform"
         rows: list[tuple[str, ...]] = [COLUMNS]
         for e in self.entries:
-            names = (shortened(name, LONGEST_NAME) for name in (e.path or "(itself)", e.kind))
+            names = (shortened(name, 28) for name in (e.path or "(itself)", e.kind))
             calls = ", ".join(f"{count:,} {name}" for name, count in e.calls.items()) or "none"
             rows.append((" ".join(names), e.runs, e.why, calls, f"{e.rows:,}", f"{e.passes_saved:,}"))
         return table(rows if any(e.why for e in self.entries) else [(*r[:2], *r[3:]) for r in rows])
@@ -169,7 +159,7 @@ def acceleration(model: Any) -> Acceleration:
     for at, patch in known(found):
         (runs, why), ran = patch.now(), patch.tally
         if vars(at.item).get(patch.method) is not patch:
-            runs, why = ORIGINAL, why if runs == ORIGINAL else NOT_YET
+            runs, why = ORIGINAL, why if runs == ORIGINAL else "not accelerated: call jf.accelerate"
         counts = dict(ran.calls), ran.rows, round(ran.passes_saved)
         entries.append(Entry(at.path, type(at.item).__name__, runs, why, *counts))
     entries += [Entry(at.path, type(at.item).__name__, ORIGINAL, why) for at, why in unknown(found)]
@@ -200,8 +190,8 @@ def unknown(found: list[Found]) -> Iterator[tuple[Found, str]]:
 
 def _owner(layer: Found) -> Found:
     """The nearest module around a layer that can be sampled or inverted; else what holds the layer."""
-    at, methods = layer.holder, ("inverse", "_inverse", "sample")
-    while at and not (isinstance(at.item, nn.Module) and any(hasattr(type(at.item), name) for name in methods)):
+    at, methods = layer.holder, {"inverse", "_inverse", "sample"}
+    while at and not (isinstance(at.item, nn.Module) and methods & set(dir(type(at.item)))):
         at = at.holder
     return at or layer.holder or layer
 

@@ -36,16 +36,12 @@ EXACT_LOG_DET_ABOVE = 1e-5  # of tol, from which the log-determinant is computed
 
 @dataclass(frozen=True)
 class ForeignConditioner:
-    """Another library's network as it is: each call is a full pass.
-
-    forward: theta [n, T, P] of x [n, T] and context [n, C], both in the order of positions.
-    weights: what it reads. like: has their dtype and device.
-    """
+    """Another library's network as it is: each call is a full pass."""
 
     length: int
-    forward: Callable[[Tensor, Tensor | None], Tensor]
-    weights: tuple[Tensor, ...]
-    like: Tensor
+    forward: Callable[[Tensor, Tensor | None], Tensor]  # theta [n, T, P] of x [n, T] in the order of positions
+    weights: tuple[Tensor, ...]  # what it reads
+    like: Tensor  # has their dtype and device
     context: Tensor | None = None
 
     def select(self, rows: Tensor) -> ForeignConditioner:
@@ -122,12 +118,12 @@ class Packed:
 
     def fits(self, z: Tensor, context: Tensor | None) -> bool:
         """Whether the transform accepts these rows. The original reports what is wrong with others."""
-        like, width, given = self.spec.like, 0, [z]
+        spec, width = self.spec, 0
         if context is not None:
             width = context.shape[-1] if context.ndim == 2 and len(context) in (1, len(z)) else -1
-            given.append(context)
-        shapes = z.ndim == 2 and len(z) > 0 and (z.shape[1], width) == (self.spec.network.length, self.spec.context)
-        return shapes and all(t.dtype is like.dtype and t.device == like.device for t in given)
+        shapes = z.ndim == 2 and len(z) > 0 and (z.shape[1], width) == (spec.network.length, spec.context)
+        kinds = {(t.dtype, t.device) for t in (z, context, spec.like) if t is not None}
+        return shapes and len(kinds) == 1
 
     @torch.no_grad()
     def bind(self, context: Tensor | None) -> Block:
@@ -192,12 +188,9 @@ class Packed:
 
 
 class TransformInverter:
-    """Packs the weights of one transform again when they change.
+    """Packs the weights of one transform again when they change."""
 
-    Uses `__slots__` because sbi mutates any object with a `__dict__`.
-    """
-
-    __slots__ = ("memo", "signature", "spec", "structures")
+    __slots__ = ("memo", "signature", "spec", "structures")  # sbi mutates any object with a `__dict__`
 
     def __init__(self, spec: TransformSpec) -> None:
         self.spec, self.memo, self.structures = spec, WeightMemo(), WeightMemo()

@@ -1,7 +1,4 @@
-"""The MADE of nflows, with its transforms: nflows, normflows and other copies of it, by any name.
-
-The copies differ in where context enters, in what is activated and in their elementwise maps.
-"""
+"""The MADE of nflows, with its transforms: nflows, normflows and other copies of it, by any name."""
 
 from __future__ import annotations
 
@@ -79,7 +76,14 @@ def _maps(owner: Any, length: int, params: int) -> Iterator[Bijector]:
         spline = getattr(getattr(module, "splines", None), "unconstrained_rational_quadratic_spline", None)
         if spline is None:
             raise Declined("its tails differ between features, in another way than in normflows")
-        yield ForeignMap(partial(_feature_map, owner, spline), features=length)
+
+        def by_feature(value: Tensor, theta: Tensor, inverse: bool, features: Tensor) -> tuple[Tensor, Tensor]:
+            part = _part(owner, features)
+            sizes = theta.tensor_split((owner.num_bins, 2 * owner.num_bins), -1)
+            options = {name: getattr(part, name) for name in SPLINE_OPTIONS}
+            return spline(value, *sizes, inverse=inverse, **options)  # type: ignore[no-any-return]
+
+        yield ForeignMap(by_feature, features=length)
         return
     if bins is None and params == 2:
         eps = getattr(owner, "_epsilon", 1e-3)
@@ -88,15 +92,6 @@ def _maps(owner: Any, length: int, params: int) -> Iterator[Bijector]:
     if tails == "linear" and bins is not None and params == 3 * bins - 1 > 2:
         yield SoftplusSpline(bins, owner.tail_bound, owner.min_bin_width, owner.min_derivative)
     yield own_map(partial(_twin, owner))
-
-
-def _feature_map(
-    owner: Any, spline: Any, value: Tensor, theta: Tensor, inverse: bool, features: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The spline of normflows whose tails and bounds differ between features."""
-    part, ends = _part(owner, features), (owner.num_bins, 2 * owner.num_bins)
-    options = {name: getattr(part, name) for name in SPLINE_OPTIONS}
-    return spline(value, *theta.tensor_split(ends, -1), inverse=inverse, **options)  # type: ignore[no-any-return]
 
 
 def _part(owner: Any, features: Tensor, **attributes: Any) -> Any:

@@ -101,15 +101,11 @@ class SoftclipSpline(Spline):
 
 @dataclass(frozen=True)
 class ForeignMap:
-    """The elementwise map of another library.
+    """The elementwise map of another library. If it differs between features, the last number of theta is the feature,
+    and `function` also takes `features=`, the w features of all rows."""
 
-    function: maps x or z [n, w] with theta [n, w, P] and `inverse=` to the value and its log-derivative.
-    features: 0, or the number of features T if the map differs between features. The last number of theta
-        is then the feature, and `function` also takes `features=`, the w features of all rows.
-    """
-
-    function: Callable[..., tuple[Tensor, Tensor]]
-    features: int = 0
+    function: Callable[..., tuple[Tensor, Tensor]]  # of x or z [n, w], theta [n, w, P], `inverse=`: value, log-slope
+    features: int = 0  # T, if it differs between features
     params: int = 0  # as many as the network returns
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,14 +126,12 @@ class ForeignMap:
         new, log_slope = torch.empty_like(value), torch.empty_like(value)
         for first in set(at[:, 0].tolist()):
             rows = at[:, 0] == first
-            found = self.function(value[rows], theta[rows], inverse=inverse, features=at[rows][0])
-            new[rows], log_slope[rows] = found
+            new[rows], log_slope[rows] = self.function(value[rows], theta[rows], inverse=inverse, features=at[rows][0])
         return new, log_slope
 
 
 def own_map(twin: Twin) -> ForeignMap:
-    """The elementwise map of a transform by its own methods. They add up the log-derivatives of a row, so
-    each number is given as a row of its own."""
+    """The map of a transform by its own methods, which add up rows: each number is given as a row of its own."""
 
     def function(value: Tensor, theta: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
         forward, back = twin(lambda x: theta.reshape(-1, 1, theta.shape[-1]), 1)

@@ -1,8 +1,4 @@
-"""Masked networks of other libraries: their layers, what the masks determine, and how to pack them.
-
-The masks tell which unit depends on which feature. That gives the order of the features and the degree of every
-unit for any convention: natural or permuted orders, several features per pass, any acyclic graph.
-"""
+"""Masked networks of other libraries: their layers, what the masks determine, and how to pack them."""
 
 from __future__ import annotations
 
@@ -106,7 +102,6 @@ def networks(
     """The ways in which libraries connect the layers of these parts, from input to output.
 
     rows: from the outputs [length * params] to those of each feature [length, params].
-
     A part with two masked linear layers is a residual block; all others have one. Libraries differ in whether a
     residual block activates its input (nflows) or not (zuko), and whether the second plain layer reads the first
     one after its activation (nflows) or before (normflows). `context` is added to the first layer after activation
@@ -141,7 +136,7 @@ def networks(
 
 @dataclass(frozen=True)
 class Structure:
-    """What the masks determine: the order of the features, and the units of each node sorted by degree."""
+    """What the masks determine, for any acyclic graph: the order of the features, and the units sorted by degree."""
 
     order: Tensor  # [length], the feature at each position
     units: tuple[Tensor, ...]
@@ -166,12 +161,8 @@ def structure(net: ForeignNetwork) -> Structure | None:
 
 
 def _reads(net: ForeignNetwork) -> list[Tensor]:
-    """For each node, [unit, feature]: whether the unit depends on the feature.
-
-    A node that adds a skip shares the units of the node that is added: a unit that depends on a feature in one
-    of them counts as dependent in all.
-    """
-    shared = [0]  # the first node of the residual stream that each node is part of
+    """For each node, [unit, feature]: whether the unit depends on the feature, in any node of its residual stream."""
+    shared = [0]  # the first node of the stream that each node is part of
     for i, link in enumerate(net.links, start=1):
         shared.append(i if link.skip is None else shared[link.skip])
     masks = [link.mask.cpu().bool().float() for link in net.links]
@@ -184,10 +175,7 @@ def _reads(net: ForeignNetwork) -> list[Tensor]:
 
 
 def _order(depends: Tensor) -> Tensor | None:
-    """An order in which each feature depends on earlier ones only; the natural order if it is one.
-
-    depends: [feature, feature], whether the parameters of one depend on the other.
-    """
+    """An order in which features depend on earlier ones only; the natural one if it will do."""
     if not bool(depends.triu().any()):
         return torch.arange(len(depends))
     for _ in range(len(depends).bit_length()):  # indirect dependencies: twice as long a chain each time

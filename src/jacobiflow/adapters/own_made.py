@@ -52,9 +52,8 @@ class OwnMADE(nn.Module):
         for layer, mask in masks:
             if id(layer) not in names:
                 raise ValueError(f"masks has a layer that params does not hold: {layer}")
-            if mask.shape != layer.weight.shape:
-                shapes = list(mask.shape), list(layer.weight.shape)
-                raise ValueError(f"a mask has shape {shapes[0]}: give it the shape {shapes[1]} of its weight")
+            if (got := list(mask.shape)) != (want := list(layer.weight.shape)):
+                raise ValueError(f"a mask has shape {got}: give it the shape {want} of its weight")
         self.masks = tuple((names[id(layer)], mask) for layer, mask in masks)  # by name: copies have others
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -12,27 +13,29 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.adapters import race
 from jacobiflow.adapters.inverter import KERNELS, Packed, Solution, TransformInverter
 from jacobiflow.adapters.recognise import verify
 from jacobiflow.adapters.transform_spec import Declined, NothingToGain, State, TransformSpec
 from jacobiflow.flows.weights import tensors_of
 
+ORIGINAL = "original"
+MARGIN = 1.2  # by which the original must be beaten: calling ours has a cost of its own
+REPEATS, SHORT_SECONDS = 5, 0.01  # shorter runs are repeated, because noise decides them
+PATIENCE_SECONDS = 0.1  # originals that take longer are estimated from one pass
+AGAIN = (100, 10_000)  # calls after which it is measured again: weights may have changed meanwhile
 AS_FAST = ("it is as fast", "it is as fast with gradients")
 FEW_PASSES = 2  # of an original inverse that leaves nothing to save
+
+Work = Callable[[], object]
+_winners: dict[Hashable, str] = {}  # by shape, number of rows, mode and number of threads
+_calls: dict[Hashable, int] = {}
+clock = time.perf_counter
 
 
 def require_gain(passes: int) -> None:
     """Raise NothingToGain where there are few passes to save."""
     if passes <= FEW_PASSES:
         raise NothingToGain(f"its own inverse takes {passes} passes")
-
-
-def usable(packed: Packed | str) -> Packed:
-    """The transform as it was packed, unless only the original is right."""
-    if isinstance(packed, str):
-        raise Declined(packed)
-    return packed
 
 
 @dataclass
@@ -90,8 +93,9 @@ class Patch:
 
     def spec(self) -> TransformSpec:
         """The description, verified unless hooks would notice: then it is verified before it is used."""
-        require_gain(self.describe(self.module).passes)
-        return self.describe(self.module) if self.state().hooked else verify(self.module, self.describe)
+        spec = self.describe(self.module)
+        require_gain(spec.passes)
+        return spec if self.state().hooked else verify(self.module, self.describe)
 
     def original(self) -> Callable[..., Any]:
         return self.before or getattr(type(self.owner), self.method).__get__(self.owner)  # type: ignore[no-any-return]
@@ -105,9 +109,8 @@ class Patch:
             setattr(self.owner, self.method, self.before)
 
     def inverter(self) -> TransformInverter:
-        """The inverter of this owner, made on first use."""
-        if self.shared is None:
-            self.shared = TransformInverter(self.spec())
+        """Made on first use."""
+        self.shared = self.shared or TransformInverter(self.spec())
         return self.shared
 
     def now(self) -> tuple[str, str]:
@@ -116,16 +119,15 @@ class Patch:
             inverter = self.inverter()
             state = self.state()
             state.check(inverter.spec.like.device)
-            packed = usable(inverter.memo.fresh(state.tensors, partial(self._pack, state)))
+            packed = inverter.memo.fresh(state.tensors, partial(self._pack, state))
         except Declined as reason:
-            return race.ORIGINAL, str(reason)
-        if self.tally.last == race.ORIGINAL:
-            return race.ORIGINAL, self.tally.reason
+            packed = str(reason)
+        if isinstance(packed, str) or self.tally.last == ORIGINAL:
+            return ORIGINAL, packed if isinstance(packed, str) else self.tally.reason
         ways = (self.tally.last,) if self.tally.last in packed.ways else packed.ways
         return " or ".join(ways), "" if KERNELS in ways else packed.slower()
 
     def state(self) -> State:
-        """The state of what computes parameters."""
         return State((self.module,) if self.whole else self.module.children())
 
     def _pack(self, state: State) -> Packed | str:
@@ -136,23 +138,19 @@ class Patch:
             return str(reason)
 
     def solved(self, z: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """x with z = f(x), and log |dx/dz|, in the shape of the call. None: call the original, because ours does
-        not apply or is not faster."""
+        """x with z = f(x), and log |dx/dz|, in the shape of the call. None: call the original."""
         try:
             way, found = self._attempt(z, context)
         except Declined as reason:
-            self.tally.count(race.ORIGINAL, str(reason))
+            self.tally.count(ORIGINAL, str(reason))
             return None
         n, batch = len(found.x), batch_shape(z, context)
         self.tally.count(way, "", n, max(self.inverter().spec.passes - found.passes, 0))
         if found.lost:
-            wider = "" if z.dtype is torch.float64 else "try float64, or "
-            warnings.warn(
-                f"{found.lost} of {n} samples have no finite inverse in {z.dtype}: they are not finite, "
-                f"as they would be without acceleration; {wider}check the weights and the noise",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            advice = "" if z.dtype is torch.float64 else "try float64, or "
+            what = f"{found.lost} of {n} samples have no finite inverse in {z.dtype}: they are not finite"
+            advice += "check the weights and the noise"
+            warnings.warn(f"{what}, as they would be without acceleration; {advice}", RuntimeWarning, stacklevel=3)
         return found.x.view(*batch, -1), found.log_det.view(batch)
 
     def _attempt(self, z: Tensor, context: Tensor | None, way: str | None = None) -> tuple[str, Solution]:
@@ -161,20 +159,21 @@ class Patch:
         gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
         rows = batch_shape(z, context).numel().bit_length()
         key = (inverter.signature, rows, gradients, z.dtype, z.device, torch.get_num_threads())
-        way = way or race.winner(key)
-        if way == race.ORIGINAL:
+        way = way or winner(key)
+        if way == ORIGINAL:
             raise Declined(AS_FAST[gradients])
         state, flat = self.state(), self._rows(z, context)
         state.check(z.device)
 
-        def use(made: Packed | str) -> tuple[str, Solution]:
-            packed = usable(made)
+        def use(packed: Packed | str) -> tuple[str, Solution]:
+            if isinstance(packed, str):
+                raise Declined(packed)
             for frozen, now in zip(packed.spec.module.modules(), self.module.modules(), strict=False):
                 frozen.training = now.training  # layers of zuko differ in their gradients
             if not packed.fits(*flat):
                 raise Declined("inputs or context of another shape, dtype or device")
             chosen = way if way in packed.ways else self._race(key, packed, z, context, gradients)
-            if chosen == race.ORIGINAL:
+            if chosen == ORIGINAL:
                 raise Declined(AS_FAST[gradients])
             return chosen, packed.solve(*flat, self.tol, chosen)
 
@@ -201,18 +200,17 @@ class Patch:
                 total = sum(t.sum() for t in (found if isinstance(found, tuple) else (found,)))
                 torch.autograd.grad(total, [leaf, *weights], allow_unused=True)
 
-        def original(z: Tensor) -> Any:
-            return self.original()(z) if self.batched else self.original()(z, context)
-
-        def ours(way: str, z: Tensor) -> tuple[Tensor, Tensor]:
-            return self._attempt(z, context, way)[1][:2]
-
         def one_pass(z: Tensor) -> tuple[Tensor, Tensor]:
             z, rows = self._rows(z, context)
             return packed.bind(rows).sweep(z[..., None], z[..., None])
 
-        ways = {way: partial(timed, partial(ours, way)) for way in packed.ways}
-        return race.run(key, ways, partial(timed, original), partial(timed, one_pass), packed.spec.passes)
+        def ours(way: str) -> Work:
+            return lambda: timed(lambda z: self._attempt(z, context, way)[1][:2])
+
+        given = () if self.batched else (context,)
+        original = partial(timed, lambda z: self.original()(z, *given))
+        ways = {way: ours(way) for way in packed.ways}
+        return race(key, ways, original, partial(timed, one_pass), packed.spec.passes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "shared": None}
@@ -236,3 +234,35 @@ class FactoryPatch(Patch):
         patch.shared = self.inverter()
         patch.install()
         return transform
+
+
+def winner(key: Hashable) -> str | None:
+    """The way that has won; None: it must be measured now."""
+    _calls[key] = _calls.get(key, 0) + 1
+    return None if _calls[key] in AGAIN else _winners.get(key)
+
+
+def race(key: Hashable, ways: Mapping[str, Work], original: Work, one_pass: Work, passes: int) -> str:
+    """The fastest of our ways or the original, remembered under `key`.
+
+    One run of each way and one pass of the original decide clear cases, unless they are short: then calls cost as
+    much as passes, and only the original itself tells. In others all runs are repeated.
+    """
+    seconds = {name: _best(work, 1) for name, work in ways.items()}
+    theirs = passes * _best(one_pass, 1)
+    if theirs < SHORT_SECONDS or 2 * min(seconds.values()) > theirs:
+        seconds = {name: _best(work, REPEATS) for name, work in ways.items()}
+        theirs = _best(original, REPEATS) if theirs < PATIENCE_SECONDS else passes * _best(one_pass, REPEATS)
+    ours = min(seconds, key=seconds.__getitem__)
+    _winners[key] = ours if MARGIN * seconds[ours] < theirs else ORIGINAL
+    return _winners[key]
+
+
+def _best(work: Work, repeats: int) -> float:
+    """Seconds of the shortest run. Long ones are not repeated."""
+    times = list[float]()
+    while len(times) < repeats and (not times or times[0] < SHORT_SECONDS):
+        began = clock()
+        work()
+        times.append(clock() - began)
+    return min(times)

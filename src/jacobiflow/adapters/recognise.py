@@ -1,8 +1,4 @@
-"""What is this transform? A self-test decides which of the candidates of an adapter reproduce it.
-
-An adapter proposes elementwise maps and ways in which the layers may be connected. So copies of a library under
-another name are recognised, and copies that compute something else are understood or declined.
-"""
+"""What is this transform? A self-test decides which of the candidates of an adapter reproduce it."""
 
 from __future__ import annotations
 
@@ -27,26 +23,25 @@ ROWS = 48  # of every self-test
 TWIN_FEATURES = 3  # of the small copy of a transform that the self-test inverts
 THETA_SCALES = (0.3, 1.0, 3.0, 30.0)  # mild to extreme: a clamp somewhere must show
 MAP_TOLERANCE, NETWORK_TOLERANCE = 1e-6, 1e-9  # relative, in float64
-# Of an inverse that undoes its forward method. nflows' linear splines have float32 edges of their bins: of up to 200
-# bins, values are off by 8e-7 and log-derivatives by 4e-5. Bisections are off by 1e-6, all others by 1e-12.
+# Of an inverse that undoes its forward method: linear splines of nflows are off by 8e-7 and 4e-5, bisections by 1e-6.
 UNDO_TOLERANCE, UNDO_LOG_TOLERANCE = 1e-5, 1e-4
 
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, partial, type)
-
+# Whether it is the inverse, value [n, w], theta [n, w, P], new value [n, w], log-determinant [n].
+Case = tuple[bool, Tensor, Tensor, Tensor, Tensor]
 _tested = WeakKeyDictionary[nn.Module, tuple[object, tuple[int, int | None]]]()
 
 
 def verify(module: nn.Module, describe: Callable[[nn.Module], TransformSpec]) -> TransformSpec:
     """The module as it is now, with the candidates that reproduce the transform. Raises Declined if none do.
 
-    The result is kept until a class or an option of a layer changes, and holds for every module of the same classes,
-    options, shapes and buffers. Weights do not matter: networks are compared with random ones. The test evaluates
-    copies, in eval mode and without gradients: the module, its buffers and torch's generator stay as they are.
+    The result holds for every module of the same classes, options, shapes and buffers. Weights do not matter: networks
+    are compared with random ones. The test evaluates copies, in eval mode and without gradients.
     """
     spec = describe(frozen(module))
     about = spec.options, [(type(m), _options(m)) for m in module.modules()]
     alike = (other for other, (what, _) in list(_tested.items()) if what == about)
-    known = next((m for m in alike if all(map(_equal, m.buffers(), module.buffers()))), None)
+    known = next((m for m in alike if all(map(torch.equal, m.buffers(), module.buffers()))), None)
     if known is None:
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
             draw = torch.Generator().manual_seed(0)
@@ -65,15 +60,12 @@ def verify(module: nn.Module, describe: Callable[[nn.Module], TransformSpec]) ->
     return replace(spec, maps=(spec.maps[bijector],), networks=(network,))
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
-
-
 def _options(m: nn.Module) -> tuple[dict[str, Any], list[Any]]:
-    """The numbers, words and functions among the attributes of a module, and the shapes of its tensors."""
+    """The numbers, words and functions among the attributes of a module, and the kinds of its tensors."""
     values = {k: id(v) if isinstance(v, FUNCTIONS) else v for k, v in vars(m).items() if k != "training"}
-    shapes = [[t is not None and t.shape for t in store.values()] for store in (m._parameters, m._buffers)]
-    return {k: v for k, v in values.items() if isinstance(v, bool | int | float | str | None)}, shapes
+    kinds: list[Any] = [t is not None and t.shape for t in m._parameters.values()]
+    kinds += [t is not None and (t.shape, t.dtype, t.device) for t in m._buffers.values()]
+    return {k: v for k, v in values.items() if isinstance(v, bool | int | float | str | None)}, kinds
 
 
 def _double(draw: torch.Generator | None, m: nn.Module, name: str, value: Tensor) -> Tensor:
@@ -101,21 +93,16 @@ def _choose_network(spec: TransformSpec, draw: torch.Generator) -> int | None:
     x[::2] *= 10
     context = torch.randn(ROWS, spec.context, generator=draw, dtype=torch.float64) if spec.context else None
     theta = spec.theta(x, context)
-    _check_layers(spec.network, draw)
+    for link in spec.network.links:  # each must be the masked linear map that it looks like
+        value = 10 * torch.randn(ROWS, link.linear.in_features, generator=draw, dtype=torch.float64)
+        masked = F.linear(value, link.masked(), link.linear.bias)
+        if link.given is None and not _close(link.linear(value), masked, NETWORK_TOLERANCE):
+            raise Declined(f"its {type(link.linear).__name__} layer is not a masked linear map")
     for i, network in enumerate(spec.networks if State([spec.module]).bare else ()):
         if _computes(network, x, context, theta):
             return i
     _check_order(spec, x, context, theta)
     return None
-
-
-def _check_layers(network: ForeignNetwork, draw: torch.Generator) -> None:
-    """Decline layers that are not the masked linear maps that they look like."""
-    for link in network.links:
-        x = 10 * torch.randn(ROWS, link.linear.in_features, generator=draw, dtype=torch.float64)
-        masked = F.linear(x, link.masked(), link.linear.bias)
-        if link.given is None and not _close(link.linear(x), masked, NETWORK_TOLERANCE):
-            raise Declined(f"its {type(link.linear).__name__} layer is not a masked linear map")
 
 
 def _computes(network: ForeignNetwork, x: Tensor, context: Tensor | None, theta: Tensor) -> bool:
@@ -146,14 +133,13 @@ def _choose_map(spec: TransformSpec) -> int:
     """The first candidate that agrees with the transform's own forward and inverse methods."""
     expected = list(_expected(spec))
     for i, bijector in enumerate(spec.maps):
-        if all(_agrees(bijector, spec.resolution, *case) for case in expected):
+        if all(_agrees(bijector, spec.resolution, case) for case in expected):
             return i
     raise Declined("its forward and inverse methods differ from the elementwise maps that are known")
 
 
-def _agrees(
-    ours: Bijector, resolution: float, inverse: bool, value: Tensor, theta: Tensor, new: Tensor, log_det: Tensor
-) -> bool:
+def _agrees(ours: Bijector, resolution: float, case: Case) -> bool:
+    inverse, value, theta, new, log_det = case
     if isinstance(ours, ForeignMap) and ours.features:
         index = torch.arange(theta.shape[1]).expand(theta.shape[:2]).to(theta)
         theta = torch.cat((theta, index[..., None]), -1)
@@ -163,9 +149,8 @@ def _agrees(
     return same and (rough or _close(log_slope.flatten(1).sum(1), log_det, MAP_TOLERANCE))
 
 
-def _expected(spec: TransformSpec) -> Iterator[tuple[bool, Tensor, Tensor, Tensor, Tensor]]:
-    """Results of small copies of the transform with parameters of our own: whether it is the inverse, value
-    [n, w], theta [n, w, P], new value [n, w], log-determinant [n]."""
+def _expected(spec: TransformSpec) -> Iterator[Case]:
+    """Results of small copies of the transform with parameters of our own."""
     draw = torch.Generator().manual_seed(1)
 
     def random(*shape: int) -> Tensor:
@@ -177,8 +162,7 @@ def _expected(spec: TransformSpec) -> Iterator[tuple[bool, Tensor, Tensor, Tenso
     base, direction = random(ROWS, w, params), random(w, params)
 
     def chained(x: Tensor) -> Tensor:
-        earlier = (x.cumsum(1) - x).tanh()
-        return base + direction * earlier[..., None]
+        return base + direction * (x.cumsum(1) - x).tanh()[..., None]
 
     forward, inverse = spec.twin(chained, w)
     z, log_det = forward(unit)

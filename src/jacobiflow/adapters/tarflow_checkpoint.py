@@ -103,8 +103,7 @@ def _read_torch(path: Path) -> Any:
         archive = zipfile.ZipFile(file)
         names = Counter(archive.namelist())
         for e in archive.infolist():
-            # torch.save does not compress. If an entry is marked as a folder, or has no stored bytes, torch reads
-            # nothing and returns uninitialized memory.
+            # torch.save does not compress. Of folders and entries without bytes, torch returns uninitialized memory.
             whole = e.compress_type == zipfile.ZIP_STORED and e.compress_size == e.file_size
             names[e.filename] += not whole or bool(e.external_attr & 0x10)
         bad = next((name for name, marks in names.items() if marks > 1), None) or archive.testzip()
@@ -160,8 +159,7 @@ def _check_shape(state: Mapping[str, Any], key: str, *want: int | str) -> tuple[
 
 def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
     """The config that the shapes imply. Every key is checked against it afterwards."""
-    keys = "\n".join(state)
-    # Counted over all blocks, so that a gap in the numbers is reported as a missing key.
+    keys = "\n".join(state)  # counted over all blocks, so that a gap in the numbers is reported as a missing key
     blocks = set(re.findall(r"^blocks\.(\d+)\.", keys, re.MULTILINE))
     layers = set(re.findall(r"^blocks\.\d+\.attn_blocks\.(\d+)\.", keys, re.MULTILINE))
     width, dim = _check_shape(state, "blocks.0.proj_in.weight", "width", "dim")
@@ -175,9 +173,8 @@ def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
     grid = math.isqrt(length)
     if grid**2 != length:
         raise CheckpointError(f"blocks.0.pos_embed: {length} positions are not a square image")
-    classes = 0
-    if re.search(r"^blocks\.\d+\.class_embed$", keys, re.MULTILINE):
-        classes = _check_shape(state, "blocks.0.class_embed", "classes", 1, width)[0]
+    labelled = re.search(r"^blocks\.\d+\.class_embed$", keys, re.MULTILINE)
+    classes = _check_shape(state, "blocks.0.class_embed", "classes", 1, width)[0] if labelled else 0
     rows, _ = _check_shape(state, "blocks.0.proj_out.weight", f"{2 * dim} or {dim}", width)
     return TarFlowConfig(
         image_size=grid * patch,

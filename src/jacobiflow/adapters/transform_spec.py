@@ -39,16 +39,13 @@ class NothingToGain(Declined):
 
 @dataclass(frozen=True)
 class TransformSpec:
-    """An autoregressive transform z = f(x; theta(x)) of another library.
-
-    `maps` and `networks` are candidates, the fastest first; `recognise.verify` keeps one of each.
-    """
+    """A transform z = f(x; theta(x)). `maps` and `networks` are candidates: `recognise.verify` keeps one of each."""
 
     module: nn.Module  # holds all weights
     passes: int  # calls of the whole network that the library's own inverse takes
     context: int  # its features C; 0: it takes none
     theta: Callable[[Tensor, Tensor | None], Tensor]  # x [n, T], context [n, C] -> [n, T, P]
-    maps: tuple[Bijector, ...]
+    maps: tuple[Bijector, ...]  # the fastest first, as `networks`
     networks: tuple[ForeignNetwork, ...]
     twin: Twin
     options: object = None  # what else the map depends on; comparable
@@ -69,17 +66,13 @@ class TransformSpec:
 
 
 class State:
-    """All tensors of some modules, and whether their weights tell what they compute.
-
-    hooked: hooks or a replaced method may change what the layers compute.
-    noisy: batch norm or dropout is in train mode, or batch norm keeps no statistics.
-    bare: the layers' attributes are the weights. Old-style weight norm sets them only when a layer is called.
-    """
+    """All tensors of some modules, and whether their weights tell what they compute."""
 
     def __init__(self, parts: Iterable[nn.Module]) -> None:
         self.tensors: list[Tensor] = []
-        self.hooked = any(getattr(globally, name) for name in _GLOBAL)
-        self.noisy, self.bare = False, True
+        self.hooked = any(getattr(globally, name) for name in _GLOBAL)  # or a method of a layer is replaced
+        self.noisy = False  # batch norm or dropout is in train mode, or batch norm keeps no statistics
+        self.bare = True  # attributes are the weights: old-style weight norm sets them only when a layer is called
         for m in (m for part in parts for m in part.modules()):
             self.tensors += [t for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
             self.hooked |= "forward" in m.__dict__ or any(getattr(m, name) for name in _HOOKS)
@@ -123,10 +116,7 @@ def variant(owner: Any, **attributes: Any) -> Any:
 
 
 def frozen(module: nn.Module, tensor: NewTensor = lambda m, name, t: t, copies: dict[int, Any] | None = None) -> Any:
-    """A module as it is now: it has the same tensors, also after others replace them in the original.
-
-    tensor: gives each tensor of the copy, from its module, its name and the tensor itself.
-    """
+    """A copy of a module as it is now; `tensor` gives each tensor, from its module, its name and the one there is."""
     copies = {} if copies is None else copies  # by the id of the module: parts may be shared
     if id(module) not in copies:
         twin = copies[id(module)] = variant(module)

@@ -26,10 +26,9 @@ class Found(NamedTuple):
 
 
 def walk(root: Any, skip: tuple[type, ...] = ()) -> Iterator[Found]:
-    """Every object that can be reached from `root`, once, the nearest first.
+    """Every object that can be reached from `root`, once, the nearest first, except those of the types in `skip`.
 
-    Only stored values are read: no property runs, nothing is imported. Objects of the types in `skip` are
-    left out. At most MOST objects are looked at; a warning says so.
+    Only stored values are read: no property runs, nothing is imported. Beyond MOST objects a warning says so.
     """
     opaque = (*OPAQUE, *skip)
     seen, todo = {id(root): root}, deque([Found("", root, None)])  # objects that are kept keep their id

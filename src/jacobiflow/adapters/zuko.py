@@ -14,8 +14,7 @@ from torch.distributions import Transform
 from jacobiflow.adapters.inverter import FULL, tolerance
 from jacobiflow.adapters.maps import ForeignMap, SoftclipAffine, SoftclipSpline
 from jacobiflow.adapters.masked import networks
-from jacobiflow.adapters.patch import FactoryPatch, Patch, require_gain
-from jacobiflow.adapters.race import ORIGINAL
+from jacobiflow.adapters.patch import ORIGINAL, FactoryPatch, Patch, require_gain
 from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, frozen, parts, variant
 from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
@@ -42,8 +41,7 @@ class Inverse(Patch):
         return self.owner.meta.func.__self__  # type: ignore[no-any-return]
 
     def describe(self, module: Any) -> TransformSpec:
-        inner = (m for m in module.hyper.modules() if not isinstance(m, nn.Linear | nn.Sequential))
-        kinds = {repr(m): m for m in inner}
+        kinds = {repr(m): m for m in module.hyper.modules() if not isinstance(m, nn.Linear | nn.Sequential)}
         activation = next(iter(kinds.values())) if len(kinds) == 1 else None
         linears = (layer for layer in module.hyper if isinstance(layer, nn.Linear | nn.Sequential))
         candidates = networks(linears, activation, lambda r: r.view(-1, module.total))
@@ -121,8 +119,7 @@ class ForwardPatch(FactoryPatch):
 
 
 class OpenInverse(Patch):
-    """`transform._inverse(y)` of an autoregressive transform with any `meta` function: the original's passes,
-    until nothing changes any more."""
+    """`transform._inverse(y)` with any `meta` function: the original's passes, until nothing changes any more."""
 
     method = "_inverse"
 
@@ -180,9 +177,7 @@ def _maps(lazy: Any, shapes: list[tuple[int, ...]], length: int) -> Iterator[Bij
     yield ForeignMap(functools.partial(_own_map, lazy), features=length if stack else 0)
 
 
-def _own_map(
-    lazy: Any, value: Tensor, theta: Tensor, inverse: bool, features: Tensor = FIRST
-) -> tuple[Tensor, Tensor]:
+def _own_map(lazy: Any, value: Tensor, theta: Tensor, inverse: bool, features: Any = FIRST) -> tuple[Tensor, Tensor]:
     """The transform's own univariate map, of these features."""
     transform = _part(lazy, lambda x: theta, features).meta(None, value).base
     if not inverse:

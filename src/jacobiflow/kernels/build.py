@@ -1,7 +1,4 @@
-"""Builds the C kernels by the machine's compiler on first use, and keeps them in the cache folder.
-
-Nothing depends on them: where there is no compiler, or with JACOBIFLOW_NATIVE=0, torch does the work.
-"""
+"""Builds the C kernels by the machine's compiler on first use, and keeps them in the cache folder."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def c_map(bijector: Bijector) -> CMap | None:
     formula, lib = description(bijector), library()
     if type(formula) is not Formula or lib is None:
         return None
-    kind, numbers = formula.kind, formula.numbers
+    kind, numbers = formula
     code = codes_of(lib)[0].get(f"{kind}:{len(numbers)}")
     if code is None or (kind in AFFINE and numbers and numbers[0] < torch.finfo(torch.float32).tiny):
         return None  # scales without a floor may be subnormal, which C takes no log of

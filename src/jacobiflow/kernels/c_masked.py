@@ -90,8 +90,7 @@ _PACKED: WeakKeyDictionary[MaskedNetwork, PackedNetwork] = WeakKeyDictionary()
 class CUnits:
     """Hidden units [n, units] of the stages, before and after activation, up to the end of each row's last window.
 
-    stored: only the units of inputs below it are kept. It is the length, unless many rows were solved in one
-    call, which keeps no units (see bands.c). The next call then computes them from x.
+    stored: only the units of inputs below it are kept: all, unless many rows were solved in one call (see bands.c).
     """
 
     def __init__(self, nodes: list[Tensor], active: list[Tensor], stored: int) -> None:

@@ -81,8 +81,7 @@ class CCache:
     @classmethod
     def empty(cls, shape: Sequence[int]) -> CCache:
         """An empty cache of this shape: that of the keys but for the last 16."""
-        # Keys and values share one allocation, which malloc keeps for the next cache; it returned two to the system
-        # each time. Larger ones are always returned, so they ask for large pages, which are quicker to map.
+        # One allocation: malloc keeps it for the next cache, but for large ones: those ask for pages quick to map.
         k, v = both = torch.empty(2, *shape, PANEL, dtype=torch.float32, device="cpu")
         if both.nbytes > LARGE_BYTES and (lib := library()) is not None:
             lib.jf_large_pages(both.data_ptr(), both.nbytes)

@@ -1,8 +1,4 @@
-"""The torch.compile backend: a conditioner's own `params`, compiled once per number of rows and width of the window.
-
-Where the windows begin is a tensor, so one graph serves every frontier and every block of a flow; on CUDA it
-is captured as a CUDA graph.
-"""
+"""The torch.compile backend: a conditioner's own `params`, compiled once per number of rows and width of window."""
 
 from __future__ import annotations
 
@@ -17,8 +13,7 @@ from torch import Tensor
 from jacobiflow.core.block import Cache, Conditioner, Start, WrappedConditioner
 from jacobiflow.core.progress import announce
 
-# By exact type of conditioner: the same conditioner with its network compiled; None declines. The modules
-# that define conditioners add them.
+# By exact type: the same conditioner with its network compiled, or None. Modules that define conditioners add them.
 COMPILED: dict[type[Any], Callable[[Any], Conditioner | None]] = {}
 
 
@@ -28,7 +23,7 @@ def compiled(conditioner: Conditioner) -> Conditioner | None:
 
 
 class StaticConditioner(WrappedConditioner):
-    """A conditioner whose `params` is compiled: it must take starts as a tensor, without a look at their values."""
+    """A conditioner whose `params` is compiled, with starts as a tensor: one graph serves all frontiers and blocks."""
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         size = min(1 << (width - 1).bit_length(), self.length - 1)  # few widths are compiled
@@ -49,15 +44,13 @@ class StaticConditioner(WrappedConditioner):
 
 @cache
 def step(device: str, width: int, signature: tuple[Any, ...]) -> Callable[..., Tensor]:
-    """A conditioner's `params`, compiled for one kind of device and one set of shapes.
-
-    Each has code of its own: torch counts compilations per code object, and gives up at the eighth.
-    """
+    """A conditioner's `params`, compiled for one kind of device and one set of shapes."""
     announce("torch compiles the network, once per batch size and width: this takes up to a minute")
 
     def evaluate(conditioner: Conditioner, x: Tensor, start: Tensor, width: int, cache: Cache) -> Tensor:
         return conditioner.params(x, start, width, cache)
 
+    # Each has code of its own: torch counts compilations per code object, and gives up at the eighth.
     own = FunctionType(evaluate.__code__.replace(), globals(), f"evaluate_{width}")
     return torch.compile(own, dynamic=False, fullgraph=True, **options(device))
 
