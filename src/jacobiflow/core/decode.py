@@ -15,12 +15,11 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from jacobiflow.core.arguments import function, instance, switches, word
+from jacobiflow.core.arguments import function, instance, switch, word
 from jacobiflow.core.block import Block, Engine, take
-from jacobiflow.core.failures import regrouped
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.results import STATUSES, BlockStats, Decoded, DecodingError, OnFailure, Stats, Sweep, Watcher
-from jacobiflow.core.rows import NONFINITE, Look, Rows, Verdict, first_guess
+from jacobiflow.core.rows import NONFINITE, Look, Rows, Verdict, first_guess, regrouped
 from jacobiflow.core.stopping import changes
 
 ROUGH_TOL = 2**-5  # changes at which sweeps in bfloat16 end: its rounding is not far below
@@ -50,7 +49,7 @@ def decode(
     for kind, value in ((Block, block), (Tensor, z), (Method, method)):
         instance(kind, value, "decode")
     word("on_failure", on_failure, get_args(OnFailure))
-    switches(cache=cache)
+    switch("cache", cache)
     if watch is not None:
         function("watch", watch)
     if z.ndim != 3 or z.shape[1] != block.length:

@@ -1,4 +1,4 @@
-"""Rows: the samples that are being solved, each with its own frontier; the noise and the guesses they begin from."""
+"""Rows: samples that are being solved, each with its own frontier; what they begin from; which are given up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from jacobiflow.core.block import Block, Cache, Guess, Start, take
 from jacobiflow.core.method import Init, Method
-from jacobiflow.core.results import Status
+from jacobiflow.core.results import OnFailure, Status
 from jacobiflow.core.stopping import changes, judge
 
 Noise = Literal["gaussian", "dequantize", "binary", "none"]  # of training data: see `data.transforms.prepare`
@@ -190,6 +190,45 @@ def accept(rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: M
     rows.frontier = rows.frontier + found.advance
     here, beyond = found.overflows_here, found.overflows_beyond
     return Verdict(here, beyond, found.largest.double(), rows.look(here | beyond))
+
+
+def regrouped(rows: Rows, verdict: Verdict, method: Method, on_failure: OnFailure) -> list[Rows]:
+    """The rows that keep their width, and a group for each narrower width of the others.
+
+    Overflow beyond the frontier halves the window: a shorter one reads fewer guesses. Overflow at the frontier may
+    come from a later guess (0 * inf is NaN), so that one position at a time decides. Rows that have used up
+    max_sweeps continue one position at a time, or end as they are.
+    """
+    widths = torch.full_like(rows.frontier, rows.width)
+    widths[verdict.overflows_beyond] = max(rows.width // 2, 1)
+    widths[verdict.overflows_here] = 1
+    if method.max_sweeps is not None:
+        spent = rows.moving & (rows.sweeps >= method.max_sweeps)
+        if on_failure == "fallback":
+            widths[spent] = 1
+        else:
+            rows.status = torch.where(spent, SWEEP_LIMIT, rows.status)
+            rows.change = torch.where(spent, verdict.largest, rows.change)
+    widths = torch.where(rows.moving, widths, rows.width)
+    rows.status = torch.where(widths < rows.width, FELL_BACK, rows.status)
+    narrower = set(widths.tolist()) - {rows.width}
+    if not narrower:
+        return [rows]
+    return [rows.take(widths == rows.width), *(narrowed(rows, widths == width, width) for width in narrower)]
+
+
+def narrowed(rows: Rows, where: Tensor, width: int) -> Rows:
+    """The rows of a mask [n], ready to continue from their own frontiers with a narrower window."""
+    fewer = rows.take(where)
+    fewer.width, padding = width, rows.length + width - rows.seen.shape[1]
+    fewer.seen, fewer.answer = (F.pad(t, (0, 0, 0, padding)) for t in (fewer.seen, fewer.answer))
+    fewer.log_slope = F.pad(fewer.log_slope, (0, padding))
+    if fewer.cache is not None:
+        fewer.cache.zero_nonfinite()
+    if width == 1:  # zeros in place of guesses, which may be what overflows
+        beyond = torch.arange(fewer.seen.shape[1], device=fewer.seen.device) >= fewer.frontier[:, None]
+        fewer.seen = fewer.seen.masked_fill(beyond[..., None], 0)
+    return fewer
 
 
 def first_guess(z: Tensor, init: Init | None, calibrated: Guess | None = None) -> Tensor:
