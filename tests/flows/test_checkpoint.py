@@ -406,7 +406,7 @@ def test_tensors_must_be_those_of_the_config(make: Any, tmp_path: Path) -> None:
             "missing": "is missing",
             "shape": f"is {[*value.shape[:-1], value.shape[-1] + 1]} of F32, its config says {list(value.shape)} ",
             "rank": f"is {[1, *value.shape]} of F32, its config says",
-            "integers": " of I32, its config says ",
+            "integers": f"is {list(value.shape)} of I32, its config says {list(value.shape)} of floats",
         }.items():
             tensors = {k: v for k, v in whole.items() if k != name}
             if other == "shape":
