@@ -165,7 +165,7 @@ class Packed:
     def _solve(self, z: Tensor, context: Tensor | None, tol: float, way: str) -> Solution:
         with torch_single_threaded(z):
             block, z = self.bind(context), z.unsqueeze(-1)
-            wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.tensors()))
+            wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.conditioner.tensors()))
             tol = tolerance(tol, z.dtype, wanted, self.spec.resolution)
             most = MAX_SWEEPS + int(MAX_SWEEPS_PER_POSITION * block.length) if way == SWEEPS else None
             width = None if way in (SWEEPS, FULL) else 1

@@ -64,12 +64,6 @@ def switch(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def switches(**values: Any) -> None:
-    """Refuse what is neither True nor False."""
-    for name, value in values.items():
-        switch(name, value)
-
-
 def word(name: str, value: Any, known: Iterable[str]) -> None:
     """Refuse what is not one of these words."""
     if not isinstance(value, str) or value not in known:

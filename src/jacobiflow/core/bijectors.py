@@ -133,16 +133,14 @@ class Spline:
         bins, dim = self.bins, value.shape[-1]
         theta = theta.reshape(*theta.shape[:-1], self.params, dim).transpose(-1, -2)  # [..., D, P]
         x_edges, z_edges = self._edges(theta[..., :bins]), self._edges(theta[..., bins : 2 * bins])
-        slopes = F.pad(self._slopes(theta[..., 2 * bins :]), (1, 1), value=1.0)
+        inner = self.min_slope + F.softplus(theta[..., 2 * bins :] + self._offset)
+        slopes = F.pad(inner, (1, 1), value=1.0)
         left = value[..., None] >= (z_edges if of_z else x_edges)
         k = left.sum(-1, keepdim=True).sub_(1).clamp_(0, bins - 1)
         (x0, x1), (z0, z1), (d0, d1) = (
             (t.gather(-1, k).squeeze(-1), t.gather(-1, k + 1).squeeze(-1)) for t in (x_edges, z_edges, slopes)
         )
         return x0, x1 - x0, z0, z1 - z0, d0, d1
-
-    def _slopes(self, raw: Tensor) -> Tensor:
-        return self.min_slope + F.softplus(raw + self._offset)
 
     def _edges(self, raw: Tensor) -> Tensor:
         sizes = self.min_bin + (1 - self.min_bin * self.bins) * raw.softmax(-1)
@@ -173,6 +171,5 @@ class Spline:
 
 
 def _log_slope(t: Tensor, s: Tensor, d0: Tensor, d1: Tensor) -> Tensor:
-    """log dz/dx inside a bin."""
     u = t * (1 - t)
     return (s**2 * (d1 * t**2 + 2 * s * u + d0 * (1 - t) ** 2)).log() - 2 * (s + (d1 + d0 - 2 * s) * u).log()

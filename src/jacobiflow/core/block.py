@@ -203,12 +203,7 @@ class Block:
         return self.conditioner.length
 
     def select(self, rows: Tensor) -> Block:
-        """The same block, bound to these rows of its labels or context."""
         return replace(self, conditioner=self.conditioner.select(rows), engine=self.engine.select(rows))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Everything that gradients may flow to, apart from x and z."""
-        return self.conditioner.tensors()
 
     def to_positions(self, x: Tensor) -> Tensor:
         """A sequence [n, T, ...] of the data, in the order of positions."""

@@ -15,7 +15,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from jacobiflow.core.arguments import function, instance, switches, word
+from jacobiflow.core.arguments import function, instance, switch, word
 from jacobiflow.core.block import Block, Engine, take
 from jacobiflow.core.failures import regrouped
 from jacobiflow.core.method import Method, Plan
@@ -50,7 +50,7 @@ def decode(
     for kind, value in ((Block, block), (Tensor, z), (Method, method)):
         instance(kind, value, "decode")
     word("on_failure", on_failure, get_args(OnFailure))
-    switches(cache=cache)
+    switch("cache", cache)
     if watch is not None:
         function("watch", watch)
     if z.ndim != 3 or z.shape[1] != block.length:

@@ -108,8 +108,6 @@ def sync(path: Path) -> None:
 def check_plain(path: Path, max_bytes: float = math.inf) -> None:
     """Reject pipes, devices and files over `max_bytes`: reading them might never end."""
     info = path.stat()
-    if stat.S_ISDIR(info.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(info.st_mode) or info.st_size > max_bytes:
         limit = f" of at most {max_bytes // 2**20} MiB" if max_bytes < math.inf else ""
         raise FileError(f"it is not a plain file{limit}")

@@ -18,13 +18,14 @@ from jacobiflow.core.block import Block
 
 
 def attach(block: Block, z: Tensor, x: Tensor, log_det: Tensor, *, tol: float) -> tuple[Tensor, Tensor]:
-    """x [N, T, D] and log_det [N] as differentiable functions of z and of `block.tensors()`: first derivatives only.
+    """x [N, T, D] and log_det [N] as differentiable functions of z and the conditioner's tensors: first derivatives only.
 
     x must solve the block for z: what is left of its error biases the gradients. tol bounds the last update of v,
     relative to the largest entry of v in that sample. Weights replaced before the backward pass are an error. The loss
     may leave out samples that are not finite.
     """
-    return _Implicit.apply(block, tol, x, log_det, z, *block.tensors())  # type: ignore[no-any-return, no-untyped-call]
+    tensors = block.conditioner.tensors()
+    return _Implicit.apply(block, tol, x, log_det, z, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Implicit(torch.autograd.Function):
@@ -44,7 +45,7 @@ class _Implicit(torch.autograd.Function):
             advice = "differentiate flow.encode instead, or drop create_graph=True"
             raise RuntimeError(f"second derivatives of decoded samples are not supported; {advice}")
         x, z, *_ = ctx.saved_tensors
-        now = ctx.block.tensors()
+        now = ctx.block.conditioner.tensors()
         if list(map(id, now)) != list(map(id, ctx.tensors)) or [t.data_ptr() for t in now] != ctx.places:
             advice = "call backward before they change, or sample again"
             raise RuntimeError(f"weights were replaced between sampling and the backward pass: {advice}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +19,6 @@ Init = Literal["zeros", "noise", "previous", "calibrated"]
 Unit = Literal["absolute", "relative"]
 Precision = Literal["float32", "mixed"]
 INITS: tuple[Init, ...] = get_args(Init)
-UNITS: tuple[Unit, ...] = get_args(Unit)
 FORMAT = "jacobiflow-plan"
 VERSION = 2  # 1: windows were closed one after the other, and max_sweeps was per window
 MOST = 10_000  # methods of a plan that is read; no flow has as many blocks
@@ -97,13 +96,10 @@ class Plan:
     about: dict[str, Any] = field(default_factory=dict, compare=False, hash=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "methods", tuple(self.methods))
-        except TypeError:
-            raise PlanError(f"Plan takes a tuple of jf.Method, one per block, not {short(self.methods)}") from None
-        for i, method in enumerate(self.methods):
-            if not isinstance(method, Method):
-                raise PlanError(f"Plan takes jf.Method entries; entry {i} is {short(method)}")
+        methods = tuple(self.methods) if isinstance(self.methods, Iterable) else (self.methods,)
+        if not all(isinstance(method, Method) for method in methods):
+            raise PlanError(f"Plan takes a tuple of jf.Method, one per block, not {short(self.methods)}")
+        object.__setattr__(self, "methods", methods)
 
     def __repr__(self) -> str:
         rows = [f"Plan of {len(self)} blocks, the one next to the noise first"]

@@ -78,7 +78,6 @@ def build(kind: type[T], doc: Any, where: str) -> T:
 
 
 def _fit(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the type `hint`, or a RecordError."""
     origin, args = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
         return build(hint, value, where)  # type: ignore[arg-type]
@@ -91,17 +90,14 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
         if len(inner) == len(value):
             return tuple(_fit(value[i], inner[i], f"{where}[{i}]") for i in range(len(value)))
     if hint is float and type(value) is int:
-        try:
+        with suppress(OverflowError):
             return float(value)
-        except OverflowError:
-            raise RecordError(f"{where} is too large: {short(value)}") from None
     if type(value) in (hint, origin) or (origin is Literal and value in args):
         return value
     raise RecordError(f"{where} must be {_describe(hint)}, not {short(value)}")
 
 
 def _describe(hint: Any) -> str:
-    """A type in a user's words."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (tuple, dict):
         return "a table" if origin is dict else f"a list of {_describe(args[0])}"

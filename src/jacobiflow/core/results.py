@@ -120,11 +120,9 @@ class BlockStats:
 
     @property
     def worst(self) -> Status:
-        """The worst status of any sample."""
         return max(self.status, key=lambda s: s.rank, default=Status.EXACT)
 
     def samples(self, status: Status) -> list[int]:
-        """Which samples ended so."""
         return [i for i, s in enumerate(self.status) if s is status]
 
     def __repr__(self) -> str:
@@ -143,7 +141,7 @@ class Stats:
 
     @property
     def backend(self) -> str:
-        """What evaluated the blocks; several names are joined: "c + torch"."""
+        """What evaluated the blocks, such as "c + torch"."""
         return " + ".join(sorted({b.backend for b in self.blocks}))
 
     @property
@@ -231,9 +229,8 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
     """Samples that were decoded one batch after the other, as one result. The plan is that of the first."""
     if len(parts) == 1:
         return parts[0]
-    stats = [part.stats for part in parts]
+    stats, blocks = [part.stats for part in parts], list[BlockStats]()
     residuals = [one.residual for one in stats if one.residual is not None]
-    blocks = []
     for same in zip(*(one.blocks for one in stats), strict=True):  # one block in all batches
         names = ("sweeps", "evaluated", "update", "guess_sweeps")
         tensors: dict[str, Any] = {name: torch.cat([getattr(one, name) for one in same]) for name in names}

@@ -83,10 +83,8 @@ def counted(n: int, noun: str) -> str:
 
 def shortened(text: str, width: int) -> str:
     """Text of at most this width, without its middle if it is longer."""
-    if len(text) <= width:
-        return text
-    head = (width - 2) // 2
-    return f"{text[:head]}...{text[len(text) - (width - 3 - head) :]}"
+    half = (width - 3) // 2
+    return text if len(text) <= width else f"{text[:half]}...{text[-half:]}"
 
 
 def listing(rows: Iterable[tuple[str, str]]) -> str:

@@ -52,7 +52,6 @@ class Row:
 
     @property
     def gain(self) -> str:
-        """The speed-up, as it is printed."""
         return f"{self.speedup:.2g}x" if self.stable else NOISY
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from timeit import timeit
 from typing import Any
 
 import torch
@@ -61,7 +62,6 @@ class Costs:
     again: int = 0  # how often these may still be measured again: other programs took processors away
 
     def sequential(self, n: int) -> float:
-        """Seconds of sequential decoding of n samples."""
         return self.position * (self.length - 1) * n / self.rows
 
     def swept(self, width: int | None, sweeps: Sequence[int], n: int, guess: Sequence[int] = ()) -> float:
@@ -137,17 +137,11 @@ def measure(block: Block, z: Tensor, clock: Clock = time.perf_counter) -> Costs:
     return Costs(rows=n, length=length, widths=widths, again=AGAIN if crowded else 0, **found)  # type: ignore[arg-type]
 
 
-def _timed(work: Work, clock: Clock) -> float:
-    began = clock()
-    work()
-    return clock() - began
-
-
 def _shortest(works: Sequence[Work], clock: Clock) -> list[float]:
     """The shortest time of each. They run in turn, so a short disturbance spoils none."""
     seconds, began, turns = [math.inf] * len(works), clock(), 0
     while turns < REPEATS or clock() - began < SPREAD_SECONDS:
-        seconds = [min(known, _timed(work, clock)) for known, work in zip(seconds, works, strict=True)]
+        seconds = [min(known, timeit(work, timer=clock, number=1)) for known, work in zip(seconds, works, strict=True)]
         turns += 1
     return seconds
 
@@ -160,7 +154,7 @@ def _positions(block: Block, z: Tensor, clock: Clock) -> tuple[Work, int]:
         start = (length - steps + 1) // 2
         work = partial(block.engine.solve, z.clone(), z, slope, start, start + steps, _filled(block, z, start))
         work()
-        if steps == length - 1 or _timed(work, clock) >= ENOUGH_SECONDS:
+        if steps == length - 1 or timeit(work, timer=clock, number=1) >= ENOUGH_SECONDS:
             return work, steps
         steps = min(4 * steps, length - 1)
 

@@ -78,8 +78,6 @@ class Flow(nn.Module, ABC):
         self.auto_plans: dict[Any, Plan] = {}  # what "auto" chose, by setting
         self._probed: set[Any] = set()  # settings with a tol by hand whose residual was looked at
 
-    # What a family defines
-
     @abstractmethod
     def to_sequence(self, x: Tensor) -> Tensor:
         """Data [N, *data_shape] as sequences [N, T, D]."""
@@ -123,8 +121,6 @@ class Flow(nn.Module, ABC):
         """A config document of version 0.1 as this family writes it. None: it belongs to another family."""
         return None
 
-    # Density
-
     def encode(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Encoded:
         """z, standard normal if x is as the model believes, and log |dz/dx| [N] in nats."""
         arguments.tensor("x", x, next(self.parameters()), self.data_shape)
@@ -152,8 +148,6 @@ class Flow(nn.Module, ABC):
     def bits_per_dim(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Tensor:
         """-log2 p(x) / dims(x), [N]. For x = (pixel + u) / 128 - 1, those of pixels of 0 .. 255 are 7 more."""
         return -self.log_prob(x, labels, context=context) / (math.prod(self.data_shape) * math.log(2))
-
-    # Sampling
 
     def noise(
         self, n: int, seed: int | None = None, *, start: int = 0, generator: torch.Generator | None = None
@@ -204,8 +198,7 @@ class Flow(nn.Module, ABC):
             is reported as CONVERGED, with a warning, if its residual exceeds sqrt(eps) * max(1, |z|) anywhere.
         on_failure, cache: see `jacobiflow.core.decode.decode`.
         backend: "torch", "c" or "compile"; None is the first of "c" and "torch" that supports the flow. "compile"
-            compiles the network of a TarFlow, once per number of samples and width: it pays on CUDA, or where
-            there is no C compiler and many batches follow. `stats.backend` says what ran.
+            compiles the network of a TarFlow, once per number of samples and width. `stats.backend` says what ran.
         differentiable: x and log_det carry gradients to z, weights and context (first derivatives, by the implicit
             function theorem). A loose tol biases them, so that named plans then default to a tight one.
         watch: called after every sweep with a `Sweep`, its x in the order of the data, as `from_sequence` takes it.
@@ -213,7 +206,8 @@ class Flow(nn.Module, ABC):
             residuals. False is for callers that look at `stats`.
         """
         arguments.tensor("z", z, next(self.parameters()), self.latent_shape)
-        arguments.switches(check=check, cache=cache, differentiable=differentiable, warn=warn)
+        for name, value in {"check": check, "cache": cache, "differentiable": differentiable, "warn": warn}.items():
+            arguments.switch(name, value)
         used = tol
         if differentiable and tol is None and (plan is None or (isinstance(plan, str) and plan in SWEPT)):
             plan, used = plan or "selective", GRADIENT_TOL[z.dtype]
@@ -366,7 +360,8 @@ class Flow(nn.Module, ABC):
         batch_size: samples that are decoded at a time. Default: all of them.
         progress: show a progress bar.
         """
-        arguments.switches(denoise=denoise, check=check, progress=progress)
+        for name, value in {"denoise": denoise, "check": check, "progress": progress}.items():
+            arguments.switch(name, value)
         n = arguments.as_int("n", n)
         z = self.noise(n, seed, generator=generator)
         size = max(n, 1) if batch_size is None else arguments.as_int("batch_size", batch_size, 1)
@@ -403,8 +398,6 @@ class Flow(nn.Module, ABC):
 
     plan = resolve_plan
 
-    # Guards
-
     def _condition(self, n: int, labels: Labels | None, context: Tensor | None) -> Tensor | None:
         """Labels [n] or context [n, C], checked; None where the flow is used without."""
         like = next(self.parameters())
@@ -423,7 +416,7 @@ class Flow(nn.Module, ABC):
 
     def refuse_nonfinite(self) -> dict[str, str]:
         """Raise if a weight is not finite. Returns a place for what is known of the weights as they are."""
-        return self._memo.fresh_groups(self._groups(), self._seen_finite)
+        return self._memo.look(self._groups(), self._seen_finite).made  # type: ignore[no-any-return]
 
     def _groups(self) -> Iterator[Group]:
         """The tensors of each block, and the flow's own."""

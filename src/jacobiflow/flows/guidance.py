@@ -112,10 +112,8 @@ class Guided(WrappedConditioner):
         """w per parameter, for positions t [w] or [n, w]: [..., P], broadcast over rows."""
         weight = like.new_full((like.shape[-1],), self.guidance.weight)
         shifts = len(weight) - self.dim  # b begins there; a volume-preserving block has no a
-        if self.guidance.what == "a":
-            weight[shifts:] = 0
-        elif self.guidance.what == "b":
-            weight[:shifts] = 0
+        weight[:shifts] *= "a" in self.guidance.what
+        weight[shifts:] *= "b" in self.guidance.what
         if self.guidance.annealed:
             return weight * (t.to(like.dtype) / max(self.length - 1, 1))[..., None]
         return weight

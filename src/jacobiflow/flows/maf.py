@@ -86,7 +86,6 @@ class MAFConfig:
         object.__setattr__(self, "order", orders)
 
     def orders(self) -> list[Tensor]:
-        """The order of features in each block."""
         if not isinstance(self.order, str):
             return [torch.tensor(o) for o in self.order]
         draw, same = torch.Generator().manual_seed(self.order_seed), torch.arange(self.features)
@@ -100,7 +99,6 @@ class MAFConfig:
         return [first, *(width for width in others for _ in range(2 if self.residual else 1))]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of all stored tensors, without making any."""
         sizes = [self.features, *self.widths()]
         for k in range(self.blocks):
             for i, (a, b) in enumerate(pairwise(sizes)):
@@ -110,7 +108,6 @@ class MAFConfig:
             yield from linear_shapes(f"blocks.{k}.head", sizes[-1], self.features * self.bijector().params)
 
     def bijector(self) -> Bijector:
-        """The elementwise map of every block."""
         if self.transform == "spline":
             return Spline(bins=self.bins, bound=self.bound)
         return ExpAffine() if self.scale == "exp" else ScaleAffine(self.scale, self.min_scale)

@@ -1,8 +1,7 @@
 """Masked MLPs as conditioners, and the unit cache that makes their windows cheap.
 
-A hidden unit of degree d sees positions 0 .. d - 1 only; parameters of position t see units of degree t or less.
-Units are sorted by degree, so all weights are block triangular: a window computes the units between two degrees and
-never those below again. Width 1 then costs one (triangular) forward pass in all.
+Units are sorted by degree (see `MaskedNetwork`), so all weights are block triangular: a window computes the units
+between two degrees and never those below again. Width 1 then costs one (triangular) forward pass in all.
 """
 
 from __future__ import annotations
@@ -184,7 +183,6 @@ class MaskedMLP(MemoModule):
         return MaskedNetwork(self.length, tuple(stages), head, self.head.bias[:, None].clone(), self.activation)
 
     def bind(self, context: Tensor | None) -> MaskedConditioner:
-        """The conditioner for these rows of context [n, C]."""
         with torch.no_grad():
             terms = {} if self.context is None else {0: self.context(context).T.contiguous()}
         return MaskedConditioner(self.reuse(self._pack), self, self.parameters, context, terms)

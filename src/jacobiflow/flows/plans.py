@@ -69,7 +69,8 @@ def resolve_plan(
     elif tol is not None or init is not None:
         raise TypeError("tol and init belong to plans 'uniform' and 'selective': leave them out")
     elif plan == "auto":
-        found = auto_plan(flow, n, max_deviation=max_deviation, context=context, guidance=guidance, backend=backend)
+        n, guide, bound = as_int("n", n), Guidance.of(guidance), deviation_bound(flow, max_deviation)
+        found = auto_plan(flow, n, bound=bound, context=context, guidance=guide, backend=backend)
     elif plan == "sequential":
         found = Plan.sequential(len(flow.blocks))
     elif isinstance(plan, str) and not plan.endswith(".json") and not os.path.exists(plan):
@@ -94,23 +95,16 @@ class Choice:
 
 
 def auto_plan(
-    flow: Flow,
-    n: int,
-    *,
-    max_deviation: float | None,
-    context: Tensor | None,
-    guidance: float | Guidance,
-    backend: Backend | None,
+    flow: Flow, n: int, *, bound: float, context: Tensor | None, guidance: Guidance, backend: Backend | None
 ) -> Plan:
     """The fastest plan for n samples at once. It never starts a measurement that takes seconds."""
-    guide, n, bound = Guidance.of(guidance), as_int("n", n), deviation_bound(flow, max_deviation)
-    entry = entry_of(flow, guide)
+    entry = entry_of(flow, guidance)
     if entry is None or n == 0:
         return default_plan(flow)
     batch = min(1 << round(math.log2(n)), LARGEST_BATCH)  # a power of two near n
-    key = (batch, guide, bound, backend, torch.get_num_threads(), entry.noises, flow.fingerprint())
+    key = (batch, guidance, bound, backend, torch.get_num_threads(), entry.noises, flow.fingerprint())
     if key not in flow.auto_plans:
-        rows = choices(flow, batch, entry, guidance=guide, context=context, backend=backend)
+        rows = choices(flow, batch, entry, guidance=guidance, context=context, backend=backend)
         flow.auto_plans[key] = pick(rows, MARGIN * bound)
     return flow.auto_plans[key]
 
@@ -192,11 +186,6 @@ def pick(rows: Sequence[Sequence[Choice]], bound: float) -> Plan:
     """The fastest plan whose deviations sum to at most `bound`, by dynamic programming over the blocks.
 
     Every row ends with exact sequential decoding, which stays unless the plan gains enough.
-
-    >>> slow, fast = Method(width=1), Method(tol=0.1)
-    >>> rows = [[Choice(fast, 1.0, 0.06), Choice(slow, 4.0, 0.0)]] * 2
-    >>> sorted(m.tol for m in pick(rows, 0.1))
-    [0.0, 0.1]
     """
     best: list[tuple[float, tuple[Method, ...]]] = [(0.0, ())] * (LEVELS + 1)  # by deviation spent so far
     for row in rows:

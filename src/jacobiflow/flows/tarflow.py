@@ -51,12 +51,9 @@ class TarFlowConfig:
         set_ints(self, "TarFlowConfig", blocks=1, layers_per_block=1, num_classes=0)
         set_fields(self, "TarFlowConfig", number, "noise_std")
         set_fields(self, "TarFlowConfig", switch, "volume_preserving")
-        if self.image_size % self.patch_size:
-            raise ValueError(
-                f"TarFlowConfig.patch_size {self.patch_size} does not divide image_size {self.image_size}"
-            )
-        if self.width % self.head_dim:
-            raise ValueError(f"TarFlowConfig.width {self.width} is no multiple of head_dim {self.head_dim}")
+        for part, whole in (("patch_size", "image_size"), ("head_dim", "width")):
+            if (all_of := getattr(self, whole)) % (one := getattr(self, part)):
+                raise ValueError(f"TarFlowConfig.{part} {one} does not divide {whole} {all_of}")
         if self.noise_std < 0:
             raise ValueError(f"TarFlowConfig.noise_std must be finite and not negative, not {self.noise_std}")
         given: Any = self.class_names
@@ -69,12 +66,10 @@ class TarFlowConfig:
 
     @property
     def length(self) -> int:
-        """Positions of a sequence."""
         return (self.image_size // self.patch_size) ** 2
 
     @property
     def dim(self) -> int:
-        """Numbers per position."""
         return self.image_channels * self.patch_size**2
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -122,7 +117,6 @@ class PatchBlock(MemoModule):
         return null[:, None]
 
     def bind(self, labels: Tensor | None, n: int, guidance: Guidance) -> Conditioner:
-        """The conditioner for n rows with these labels [n]."""
         informed = self.condition(labels)
         if not guidance.weight:
             return TransformerConditioner(self, informed)

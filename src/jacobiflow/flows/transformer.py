@@ -111,10 +111,9 @@ class TransformerConditioner:
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         assert isinstance(cache, KVCache)
-        attend = (
-            self._in_order(start, width, cache) if isinstance(start, int) else self._scattered(start, width, cache)
-        )
-        return self._outputs(x, start, width, attend)
+        if isinstance(start, int):
+            return self._outputs(x, start, width, self._in_order(start, width, cache))
+        return self._outputs(x, start, width, self._scattered(start, width, cache))
 
     def all_params(self, x: Tensor) -> Tensor:
         first, rest = self.first(len(x)), x.shape[1] - 1
@@ -129,9 +128,8 @@ class TransformerConditioner:
         def pair(m: Any) -> Affine:
             return Affine(m.weight, m.bias)
 
-        layers = tuple(
-            TransformerLayer(*(pair(getattr(m, name)) for name in TransformerLayer._fields)) for m in net.layers
-        )
+        names = TransformerLayer._fields
+        layers = tuple(TransformerLayer(*(pair(getattr(m, name)) for name in names)) for m in net.layers)
         shared = pair(w.proj_in), w.pos_embed, layers, pair(w.proj_out), net.head_dim, w.reuse
         return TransformerNetwork(*shared, self.condition, self.temperature)
 
@@ -184,10 +182,7 @@ class TransformerConditioner:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of q, k, v [n, heads, T, head_dim], for training on a CPU.
-
-    It takes 0.8 of the time of torch's fused kernel in float32, half in bfloat16 (`make bench ARGS=training`).
-    """
+    """Causal attention of q, k, v [n, heads, T, head_dim]; torch's fused kernel trains more slowly on a CPU."""
     n, heads, length, dim = q.shape
     q, k, v = (t.reshape(n * heads, length, dim) for t in (q, k, v))
     found, like = [], q.new_full((QUERIES, length), -torch.inf)

@@ -24,7 +24,7 @@ Group = tuple["WeightMemo | None", Iterable[Tensor]]  # tensors, and another mem
 
 
 @dataclass(frozen=True)
-class _Seen:
+class Seen:
     """A result, and the state of its tensors at that time."""
 
     places: list[Any]
@@ -44,16 +44,12 @@ class WeightMemo:
     """
 
     def __init__(self) -> None:
-        self._seen: _Seen | None = None
+        self._seen: Seen | None = None
         self._lock = threading.Lock()
 
     def fresh(self, tensors: Iterable[Tensor], make: Callable[[], T]) -> T:
         """The result of `make`, which reads these tensors; called again only after they change."""
-        return self.fresh_groups(((None, tensors),), make)
-
-    def fresh_groups(self, groups: Iterable[Group], make: Callable[[], T]) -> T:
-        """As `fresh`, of the tensors of all groups."""
-        return self._look(groups, make).made  # type: ignore[no-any-return]
+        return self.look(((None, tensors),), make).made  # type: ignore[no-any-return]
 
     def solve(self, groups: Iterable[Group], make: Callable[[], T], use: Callable[[T], R]) -> R:
         """use(made) with the result of `make`, which reads the tensors of all groups.
@@ -73,9 +69,9 @@ class WeightMemo:
                 else:
                     if sums.end() == seen.sums:
                         return found
-        return self._using(groups, self._look(groups, make), use)
+        return self._using(groups, self.look(groups, make), use)
 
-    def _using(self, groups: Sequence[Group], seen: _Seen, use: Callable[[Any], R]) -> R:
+    def _using(self, groups: Sequence[Group], seen: Seen, use: Callable[[Any], R]) -> R:
         own = {watch: [sums] for (watch, _), sums in zip(groups, seen.sums, strict=True) if watch is not None}
         before = _trusted.set(own | {self: seen.sums})
         try:
@@ -83,7 +79,8 @@ class WeightMemo:
         finally:
             _trusted.reset(before)
 
-    def _look(self, groups: Iterable[Group], make: Callable[[], Any]) -> _Seen:
+    def look(self, groups: Iterable[Group], make: Callable[[], Any]) -> Seen:
+        """The result of `fresh` for the tensors of all groups, with their state."""
         with self._lock, torch.no_grad():
             seen = self._seen
             if seen is not None and _trusted.get({}).get(self) == seen.sums:
@@ -97,7 +94,7 @@ class WeightMemo:
                 self._seen = replace(known, versions=versions)
                 return self._seen
             self._seen = None  # should `make` fail, the next look calls it again
-            now = _Seen(places, versions, memory, sums, make())
+            now = Seen(places, versions, memory, sums, make())
             if memory.sums() == sums:  # else they were written to meanwhile, before or after it read them
                 self._seen = now
             return now
