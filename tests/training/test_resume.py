@@ -418,7 +418,7 @@ def test_an_optimiser_of_another_shape(tmp_path):
     optimizer.step()
     optimizer.state[model.bias]["exp_avg"] = torch.zeros(3)
     state.State(tmp_path, {}, model, optimizer, None).save(1)
-    with pytest.raises(state.StateError, match="its optimizer state of bias has another shape"):
+    with pytest.raises(TrainingError, match="its optimizer state of bias has another shape"):
         state.State(tmp_path, {}, model, torch.optim.AdamW(model.parameters()), None).load()
 
 
