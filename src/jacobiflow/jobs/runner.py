@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from jacobiflow.core.files import remove_leftovers, write_atomically, write_errors
+from jacobiflow.core.files import remove_leftovers, write_atomically, write_errors, write_text
 from jacobiflow.core.hardware import memory_limit, out_of_memory, require_memory
 from jacobiflow.core.processes import Lock, StopKey, World, leave_process_group
 from jacobiflow.core.progress import progress_bar
@@ -108,7 +108,7 @@ def start(
             _refuse_other_shards(job, folder, new=not old)
             _require_disk(job, flow, folder)
             if not old:
-                job.save(folder)
+                write_text(folder / FILE, job.to_json())
             lock.shared()
         return job, asked.max_memory
 
@@ -154,10 +154,7 @@ def clear(folder: Path) -> None:
 
 
 def _refuse_other_shards(job: Job, folder: Path, *, new: bool) -> None:
-    """Raise if the folder holds shards of another job: they would be overwritten or mixed with this one's.
-
-    new: there was no manifest, so each file needs a record of this job. Else damaged files are made again.
-    """
+    """Raise if the folder holds shards of another job. new: without a manifest each needs a record of this one."""
     for path in sorted(p for place in (RECORDS, SHARDS) for p in (folder / place).glob("[!.]*")):
         number = int(path.stem) if path.stem.isdecimal() else job.count  # which has no record
         if new and job.record(folder, number) is None:

@@ -115,10 +115,7 @@ class Samples:
 def draw(
     settings: Settings, plan: Plan, flow: Flow, rows: range, batch: int, *, check: bool = False, progress: bool = False
 ) -> Samples:
-    """The samples of these numbers, in batches; progress: show a bar.
-
-    A sample that is not finite, before or after denoising, is NaN throughout and counts as NONFINITE.
-    """
+    """The samples of these numbers, in batches. One that is not finite, also by denoising, is NaN and NONFINITE."""
     parts: list[Decoded] = []
     with progress_bar(total=len(rows), unit="sample", disable=not progress) as bar:
         for some in (rows[i : i + batch] for i in range(0, len(rows), batch)):
@@ -133,10 +130,7 @@ def draw(
 
 
 def find_batch(flow: Flow, settings: Settings, near: int) -> int:
-    """The largest power of two, up to MAX_BATCH, whose decoding fits into the memory that is free now.
-
-    near: how many processes share this machine's memory.
-    """
+    """The largest power of two, up to MAX_BATCH, that fits into the free memory, which `near` processes share."""
     device, count = next(flow.parameters()).device, min(PROBE_SAMPLES, settings.n)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory() / near
     if settings.max_memory and device.type == "cpu":
