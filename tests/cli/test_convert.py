@@ -110,8 +110,8 @@ class Evil:
             "states blocks 3, the weights have 2",
         ),
         ("short.safetensors model --channels 1", "blocks.1.proj_out.bias is missing"),
-        ("good.safetensors notes.txt --channels 1", "cannot write notes.txt"),
-        ("good.safetensors notes.txt/model --channels 1", "cannot write notes.txt/model"),
+        ("good.safetensors notes.txt --channels 1", "notes.txt is a file: give a folder"),
+        ("good.safetensors notes.txt/model --channels 1", "notes.txt/model cannot be made: Not a directory"),
     ],
 )
 def test_mistakes_are_one_line(run: Any, args: str, words: str) -> None:

@@ -24,8 +24,9 @@ from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import World
 from jacobiflow.training import loop
 from jacobiflow.training.log import Log
-from jacobiflow.training.loop import Trainer, TrainingError, batches, generator, learning_rate
+from jacobiflow.training.loop import Trainer, batches, generator, learning_rate
 from jacobiflow.training.recipe import Recipe, TrainingConfig
+from jacobiflow.training.state import TrainingError
 from jacobiflow.training.train import build_flow, load_for
 
 MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist.npz"

@@ -29,8 +29,9 @@ from jacobiflow.core import processes as lock
 from jacobiflow.core.files import checksum, write_text
 from jacobiflow.core.processes import World
 from jacobiflow.training import log, loop, state, train
-from jacobiflow.training.loop import Trainer, TrainingError
+from jacobiflow.training.loop import Trainer
 from jacobiflow.training.recipe import Recipe
+from jacobiflow.training.state import TrainingError
 
 LONG = ("--training.epochs", "24", "--training.ema", "0.9", "--model.volume-preserving")  # 120 steps
 PATIENCE = 300  # seconds
@@ -418,7 +419,7 @@ def test_an_optimiser_of_another_shape(tmp_path):
     optimizer.step()
     optimizer.state[model.bias]["exp_avg"] = torch.zeros(3)
     state.State(tmp_path, {}, model, optimizer, None).save(1)
-    with pytest.raises(state.StateError, match="its optimizer state of bias has another shape"):
+    with pytest.raises(TrainingError, match="its optimizer state of bias has another shape"):
         state.State(tmp_path, {}, model, torch.optim.AdamW(model.parameters()), None).load()
 
 

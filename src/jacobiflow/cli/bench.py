@@ -21,7 +21,6 @@ from jacobiflow.flows.checks import remedy
 from jacobiflow.flows.compare import MOST_RUNS, NOISY, PLAIN, Row, compare, has_plain_loop
 from jacobiflow.jobs.sampling import labels_in_turn
 
-HEAD = ("plan", "batch", "seconds", "speed-up", "sweeps", "deviation", "backend", "status")
 FILES = ("bench.json", "bench.png")
 
 
@@ -89,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
             condition=lambda n: {"labels": labels_in_turn(cycle, range(n))},
             progress=show_step,
         )
-    cli.remove_old(args.out, FILES)
+    (args.out / "bench.png").unlink(missing_ok=True)  # of an earlier run
     machine, threads = processor_name(z.device), torch.get_num_threads()
     setting = f"{machine}, {counted(threads, 'thread')}, torch {torch.__version__}"
     if flow.image_shape is not None:
@@ -129,7 +128,7 @@ def conclusion(rows: Sequence[Row], plans: Sequence[str]) -> str:
 
 def show(rows: Sequence[Row]) -> str:
     """The table for people."""
-    body = [HEAD]
+    body = [("plan", "batch", "seconds", "speed-up", "sweeps", "deviation", "backend", "status")]
     for r in rows:
         numbers = (str(r.batch), f"{r.seconds:.3f}", r.gain, f"{sum(r.sweeps):.0f}" if r.sweeps else "")
         body.append((Path(r.plan).name, *numbers, f"{r.largest:.2g}", r.backend, r.summary))

@@ -1,7 +1,4 @@
-"""Shell completion: tyro's script for one parser of all commands, with the bundled models and recipes.
-
-The script holds all names: pressing Tab does not import jacobiflow.
-"""
+"""Shell completion: tyro's script for one parser of all commands. It holds all names: Tab imports nothing."""
 
 from __future__ import annotations
 
@@ -50,10 +47,7 @@ def _recipes(args: Any) -> Any:
 
 
 def _named(command: str, args: Any) -> Any:
-    """The options of a command, with plans and bundled models by name.
-
-    tyro completes no positional arguments, so that models are given as subcommands here.
-    """
+    """The options of a command, with plans by name, and bundled models as subcommands: tyro completes no arguments."""
 
     def extended(kind: Any, *field: Any) -> Any:  # as if the class had been written so: tyro reads its comments
         place = {"__module__": args.__module__}

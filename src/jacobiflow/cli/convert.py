@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional
 
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
-from jacobiflow.cli.options import Count, Force, Json, arg, parse, refuse_old, report
+from jacobiflow.cli.options import Count, Force, Json, arg, make_folder, parse, report
 from jacobiflow.core.progress import steps
 from jacobiflow.flows.checkpoint import CONFIG, WEIGHTS
 from jacobiflow.training.train import measure
@@ -42,8 +42,8 @@ class Args:
 def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = parse(Args, argv, command="convert")
-    refuse_old(args.out, (CONFIG, WEIGHTS), force=args.force)
     flow = import_tarflow(args.checkpoint, image_channels=args.channels, noise_std=args.noise_std)
+    make_folder(args.out, (CONFIG, WEIGHTS), force=args.force)
     left_out = "no convergence profile"
     if args.profile != "none":
         with steps("measuring") as show_step:

@@ -60,10 +60,7 @@ example:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 2 for anything that the user can mend.
-
-    It is 1 where a command has done its work, but some of its samples are not finite, or it found problems.
-    """
+    """Run one command; status 2: the user can mend it; 1: it is done, but found problems or samples not finite."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -124,10 +121,9 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def run() -> None:
-    """The process that `jacobiflow` starts. One of several ends without tearing down the interpreter:
-    gloo's threads may still let go of a tensor then, and abort a run that has succeeded.
-    """
+    """The process that `jacobiflow` starts."""
     status = main()
+    # One of several leaves no interpreter to tear down: gloo's threads may abort a run that has succeeded.
     if "torch.distributed" in sys.modules and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -60,17 +60,14 @@ class FlowOptions:
     threads: Number = None  # CPU threads. Default: torch's own; 1 in a large job.
 
     def find_device(self) -> torch.device:
-        """The device; raises if it or --threads cannot be used."""
+        """The device, after setting --threads; raises if either cannot be used."""
         if self.threads is not None:
-            as_int("--threads", self.threads, 1, 1024)
+            torch.set_num_threads(as_int("--threads", self.threads, 1, 1024))
         return pick_device(self.device)
 
     def load(self, instead: str) -> Flow:
         """The flow on its device; `instead` names what flows with context can be used with."""
-        device = self.find_device()
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        flow = load(self.model, device=device)
+        flow = load(self.model, device=self.find_device())
         refuse_context(flow, instead)
         return flow
 
@@ -220,27 +217,16 @@ def pick_device(name: str) -> torch.device:
 
 def make_folder(path: Path, files: Sequence[str] = (), *, force: bool = True) -> None:
     """Make the folder `path`, which can be written to and has none of `files` unless `force` is given."""
-    refuse_old(path, files, force=force)
+    old = [name for name in files if (path / name).exists()]
+    if old and not force:
+        raise ValueError(f"{path} has {' and '.join(old)}: add --force to replace, or choose another name")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         wrong = "is a file: give a folder" if path.is_file() else f"cannot be made: {error.strerror}"
-        raise ValueError(f"--out {path} {wrong}") from None
+        raise ValueError(f"{path} {wrong}") from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ValueError(f"--out {path} cannot be written to")
-
-
-def refuse_old(folder: Path, files: Sequence[str], *, force: bool) -> None:
-    """Raise if the folder has one of these files, unless they may be replaced."""
-    old = [name for name in files if (folder / name).exists()]
-    if old and not force:
-        raise ValueError(f"{folder} has {' and '.join(old)}: add --force to replace, or choose another name")
-
-
-def remove_old(folder: Path, files: Sequence[str]) -> None:
-    """Remove what an earlier run wrote, so that nothing stale is left beside new files."""
-    for name in files:
-        (folder / name).unlink(missing_ok=True)
+        raise ValueError(f"{path} cannot be written to: choose another")
 
 
 def refuse_context(flow: Flow, instead: str) -> None:

@@ -27,7 +27,7 @@ from jacobiflow.jobs.manifest import FILE as MANIFEST
 from jacobiflow.jobs.sampling import Format, Samples, Settings, draw
 
 LARGE_JOB = 100_000  # samples that are drawn as a large job without --format
-MAX_JOB = 10**9
+MAX_JOB = 10**9  # samples of a job; more take several seeds
 BATCH, DENOISING_BATCH = 256, 64  # of samples that are not a large job
 FILES = ("samples.png", "samples.npz")
 
@@ -74,10 +74,10 @@ class Args:
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 1 if samples are not finite."""
     args = cli.parse(Args, argv, command="sample")
-    as_int("-n", args.n, 1)
+    as_int("-n", args.n, 1, MAX_JOB)
     plan = args.plan or args.decoding.default_plan
     args.decoding.check([plan])
-    large = args.job.format is not None or LARGE_JOB <= args.n <= MAX_JOB
+    large = args.job.format is not None or args.n >= LARGE_JOB
     return (draw_large if large else draw_small)(replace(args, plan=plan))
 
 
@@ -142,7 +142,7 @@ def write(samples: Samples, folder: Path, columns: int | None) -> list[str]:
     np.savez_compressed(stream := BytesIO(), **arrays)
     write_bytes(folder / "samples.npz", stream.getvalue())
     if as_images(samples.x[:1]) is None:
-        cli.remove_old(folder, ["samples.png"])
+        (folder / "samples.png").unlink(missing_ok=True)  # of an earlier run
         return ["samples.npz"]
     save_images(samples.x[:SHOWN], folder / "samples.png", columns=columns)
     return list(FILES)
@@ -152,8 +152,6 @@ def draw_large(args: Args) -> int:
     """Draw the samples as a job of shards, or resume it."""
     from jacobiflow.jobs.runner import run  # needs the file locks of a Unix
 
-    if args.n > MAX_JOB:
-        raise ValueError(f"-n {args.n}: a job has at most {MAX_JOB:,} samples, use several seeds for more")
     if args.check:
         raise ValueError("--check is for samples in memory: leave it out, or draw fewer without --format")
     if args.job.batch != "auto":

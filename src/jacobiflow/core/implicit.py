@@ -18,7 +18,7 @@ from jacobiflow.core.block import Block
 
 
 def attach(block: Block, z: Tensor, x: Tensor, log_det: Tensor, *, tol: float) -> tuple[Tensor, Tensor]:
-    """x [N, T, D] and log_det [N] as differentiable functions of z and the conditioner's tensors: first derivatives only.
+    """x [N, T, D] and log_det [N] as functions of z and the conditioner's tensors: first derivatives only.
 
     x must solve the block for z: what is left of its error biases the gradients. tol bounds the last update of v,
     relative to the largest entry of v in that sample. Weights replaced before the backward pass are an error. The loss

@@ -69,7 +69,7 @@ def data_errors(problem: str, advice: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Form:
-    """The shape that images are brought to. None: unchanged."""
+    """The shape that images are brought to. None: as they are, which is one size, and grey if all are."""
 
     size: int | None
     channels: int | None
@@ -107,10 +107,7 @@ class Part(ABC):
         """The name and the content of an image."""
 
     def read(self, rows: Rows, form: Form, labels: Tensor | None) -> tuple[Images, list[str]]:
-        """The images `rows`, in that order, and a line per image that cannot be read. labels: of all images.
-
-        With form.size None all must have one size. With form.channels None the result is grey if all images are.
-        """
+        """The images `rows`, in that order, and a line per image that cannot be read. labels: of all images."""
         images, failed, kept = list[Pixels](), list[str](), list[int]()
         channels, like, first = 0, form.like, "the training images are"
         shown = {"total": len(rows), "desc": f"reading {self.name}", "unit": "image"}
@@ -183,23 +180,17 @@ def decode(source: Encoded, form: Form) -> Pixels:
     with opened(source) as picture:
         (width, height), most = picture.size, SLOW.get(picture.format or "", MAX_PIXELS)
         if width * height > most:
-            kind = f" of a {picture.format} file" if most < MAX_PIXELS else ""
-            raise ValueError(f"{width} x {height} pixels{kind} are too many, {most:,} is the most")
+            raise ValueError(f"{width} x {height} pixels are too many, {most:,} is the most")
         with ALONE if width * height > LARGE else nullcontext():
             picture.load()
             with suppress(Exception):  # damaged EXIF data does not damage the pixels
                 ImageOps.exif_transpose(picture, in_place=True)
-            return shape(picture, form)
-
-
-def shape(picture: Image.Image, form: Form) -> Pixels:
-    """An image in the channels and size of `form`, as [H, W, C]."""
-    picture = flatten(picture)
-    if form.channels is not None:
-        picture = picture.convert("L" if form.channels == 1 else "RGB")
-    if form.size is not None and picture.size != (form.size, form.size):
-        picture = square(picture, form.size, form.fit)
-    pixels: Pixels = np.asarray(picture)
+            image = flatten(picture)
+            if form.channels is not None:
+                image = image.convert("L" if form.channels == 1 else "RGB")
+            if form.size is not None and image.size != (form.size, form.size):
+                image = square(image, form.size, form.fit)
+    pixels: Pixels = np.asarray(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 

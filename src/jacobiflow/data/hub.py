@@ -86,20 +86,13 @@ def _is_saved(path: Path) -> bool:
 
 
 def open_dataset(config: DataConfig, path: Path | None) -> tuple[HubPart, HubPart | None]:
-    """The training split of a dataset, and its validation or test split if it has one.
-
-    path: a parquet file, or a folder for which `is_dataset` holds; None if config.source is a dataset id.
-    The training split is called train, unless there is only one split.
-    """
+    """The split train, or the only one, and a validation or test split; path: None if config.source is an id."""
     hf = library(config.source)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # of its messages about retries
     if not sys.stderr.isatty():
         hf.disable_progress_bars()
-    problem, advice = "cannot be read as a Hugging Face dataset", "check its files"
-    if path is None:
-        problem = "is no file or folder here, and could not be loaded as a Hugging Face dataset"
-        advice = "check the path or the id"
-    with data_errors(f"{config.source} {problem}", advice):
+    problem = "cannot be read as a Hugging Face dataset" if path else "is no file, folder or Hugging Face dataset"
+    with data_errors(f"{config.source} {problem}", "check the path or the id, and its files"):
         splits = _splits(hf, config, path)
         train = next(iter(splits)) if len(splits) == 1 else "train"
         if train not in splits:

@@ -103,10 +103,8 @@ def _channels_last(x: Array, where: str) -> Array:
     found = x[..., None] if x.ndim == 3 else x
     if found.ndim == 4 and found.shape[3] not in (1, 3, 4):
         found = found.transpose(0, 2, 3, 1)
-    if found.ndim != 4 or found.shape[3] not in (1, 3, 4):
+    if found.ndim != 4 or found.shape[3] not in (1, 3, 4) or 0 in found.shape[1:]:
         raise DataError(f"{where} has shape {x.shape}: give [N, H, W], [N, H, W, C] or [N, C, H, W], C 1, 3 or 4")
-    if 0 in x.shape[1:]:
-        raise DataError(f"{where} has shape {x.shape}: its images have no pixels")
     return found
 
 
@@ -141,10 +139,7 @@ class FolderPart(Part):
 
 
 def open_folder(root: Path) -> tuple[FolderPart, FolderPart | None]:
-    """The training images of a folder, and its validation images if they have a folder of their own.
-
-    These are the sub-folders train and validation, valid, val or test (the first that exists).
-    """
+    """The images of a folder, or of its sub-folders train and validation, valid, val or test (the first there)."""
     with data_errors(f"{root} cannot be read", "check its permissions"):
         folders = {f.name.lower(): f for f in sorted(root.iterdir()) if f.is_dir() and f.name[0] != "."}
         held = next((folders[name] for name in VALIDATION if name in folders), None)

@@ -20,8 +20,6 @@ from jacobiflow.data.decoding import MAX_PIXELS, SUFFIXES, DataError, Fit, Form,
 from jacobiflow.data.hub import is_dataset, open_dataset
 from jacobiflow.data.local import open_folder, open_npz
 
-__all__ = ["DataConfig", "DataError", "Images", "Survey", "load_images", "survey"]
-
 ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # a dataset id of the hub: name or owner/name
 SURVEYED = 500  # images
 FILES = SUFFIXES | {".npz", ".npy", ".parquet", ".arrow", ".csv", ".zip", ".tar", ".gz", ".tgz"}
@@ -58,10 +56,8 @@ def load_images(
     """Training and validation images of config.source: [N, channels, image_size, image_size].
 
     image_size: None keeps the size, which must be the same for all. channels: 1 is grey (ITU-R 601 luminance), 3 is
-    RGB, None is grey if all training images are. With num_classes > 0 every image has a label from 0 to
-    num_classes - 1, otherwise labels are dropped. Images that cannot be read are left out, with one warning.
-    A source without a split of its own (x_train and x_test, or train and validation, valid, val or test) has a
-    share config.validation held out, in random order; it depends on the source and config.split_seed only.
+    RGB, None is grey if all training images are. Labels are below num_classes; 0 drops them. Images that cannot be
+    read are left out, with one warning. Of a source without a split of its own config.validation is held out.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

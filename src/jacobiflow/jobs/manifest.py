@@ -21,7 +21,7 @@ import safetensors.numpy
 import torch
 
 from jacobiflow import __version__
-from jacobiflow.core.files import MAX_TEXT_BYTES, read_text, sync, write_bytes, write_text
+from jacobiflow.core.files import read_text, sync, write_bytes
 from jacobiflow.core.method import VERSION as PLAN_VERSION
 from jacobiflow.core.method import Plan
 from jacobiflow.core.pictures import sheet_bytes
@@ -80,10 +80,6 @@ class Job:
     versions: dict[str, str]
     revision: str | None = None  # of a model from the hub
     digest: str = ""  # of everything that decides the bits of a sample; every record repeats it
-
-    def __post_init__(self) -> None:
-        if min(self.batch, self.shard, self.settings.n, self.settings.threads) < 1:
-            raise RecordError("n, batch, shard and threads must be 1 or more")
 
     @property
     def count(self) -> int:
@@ -185,12 +181,6 @@ class Job:
             raise JobError(f"its plan was made for closed windows, which this version does not have: {advice}")
         doc["settings"] = build(Settings, doc["settings"], "settings")
         return cls(**{f.name: doc[f.name] for f in fields(cls) if f.name in doc})
-
-    def save(self, folder: Path) -> None:
-        """Write the manifest into `folder` atomically, if it can be read again."""
-        if len(text := self.to_json()) > MAX_TEXT_BYTES:
-            raise JobError("these settings cannot be written down: use shorter ones, or a smaller plan")
-        write_text(folder / FILE, text)
 
     @classmethod
     def load(cls, folder: Path) -> Job | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,11 +19,8 @@ TIMED = 2  # steps whose time gives the estimate; the one before them warms up
 WORTH_SAYING = 60.0  # seconds
 
 
-class Log:
-    """log.jsonl, one object per line. People see a progress bar on a terminal and a line per entry elsewhere.
-
-    A run that resumes from `step` drops the later lines, because it writes them again.
-    """
+class Log(AbstractContextManager[Any]):
+    """log.jsonl, one object per line, of which a run that resumes from `step` drops the later ones; and a bar."""
 
     def __init__(self, folder: Path, step: int, total: int, *, tensorboard: bool) -> None:
         self.path = folder / "log.jsonl"
@@ -39,9 +36,6 @@ class Log:
         self.shown: dict[str, str] = {}
         self.since, self.images = perf_counter(), 0  # for the rate
         self.left, self.steps, self.first = total - step, 0, 0.0  # for the estimate
-
-    def __enter__(self) -> Log:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()

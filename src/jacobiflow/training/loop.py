@@ -1,8 +1,7 @@
 """One training loop for all flows, on one process or many.
 
-All randomness is a function of (seed, step): data order, noise, flips and dropped labels are drawn for
-the global batch, and each process takes its share. So the number of processes does not change them, and
-a resumed run draws the same numbers as an uninterrupted one.
+All randomness is a function of (seed, step), drawn for the global batch, of which each process takes its share: the
+number of processes does not change it, and a resumed run draws the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +23,19 @@ from jacobiflow.core.hardware import has_bfloat16
 from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import Lock, StopKey, World, peers
 from jacobiflow.core.progress import note
-from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.decoding import Images
 from jacobiflow.data.transforms import Batch, prepare
 from jacobiflow.flows.checkpoint import document
 from jacobiflow.flows.flow import Flow
 from jacobiflow.training.log import Log
 from jacobiflow.training.recipe import Recipe, TrainingConfig
-from jacobiflow.training.state import CONTENT, State
+from jacobiflow.training.state import CONTENT, State, TrainingError
 
 # Settings that may change when a run resumes: they decide what is written or how a step is computed.
 MAY_CHANGE = {"source", "log_every", "save_every", "keep_every", "sample_every", "validate"}
 MAY_CHANGE |= {"tensorboard", "accumulate", "compile", "bf16"}
 STEPS = 100  # of an epoch, where there is no data to pass over
-
-
-class TrainingError(JacobiflowError):
-    """A run that cannot start or continue."""
+Draws = range  # noise in place of data: so many draws are an epoch
 
 
 def learning_rate(step: int, steps_per_epoch: float, total: int, config: TrainingConfig) -> float:
@@ -273,16 +267,6 @@ class Trainer:
         path = self.out / "samples" / f"step-{step:07d}.png"
         path.parent.mkdir(exist_ok=True)
         save_images(x, path, columns=columns)
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Noise in place of data: `count` draws are an epoch."""
-
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
 
 
 class Loss(nn.Module):

@@ -20,11 +20,6 @@ from jacobiflow.data.sources import DataConfig, Survey, survey
 from jacobiflow.flows.families import family_of, find_family, recipe_files
 from jacobiflow.flows.tarflow import TarFlowConfig
 
-
-class RecipeError(RecordError):
-    """A recipe that cannot be read or whose settings contradict each other."""
-
-
 # What the fields of TrainingConfig must be: a rule, when it holds, and the fields.
 RULES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     ("1 or more", lambda v: v >= 1, ("batch_size", "accumulate", "log_every", "save_every")),
@@ -72,9 +67,9 @@ class TrainingConfig:
             for name in names:
                 value = getattr(self, name)
                 if not all(map(holds, value if isinstance(value, tuple) else [value])):
-                    raise RecipeError(f"training.{name} must be {rule}, not {value}")
+                    raise RecordError(f"training.{name} must be {rule}, not {value}")
         if self.noise not in get_args(Noise):
-            raise RecipeError(f"training.noise must be {' or '.join(get_args(Noise))}, not {self.noise!r}")
+            raise RecordError(f"training.noise must be {' or '.join(get_args(Noise))}, not {self.noise!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +84,11 @@ class Recipe:
     def __post_init__(self) -> None:
         family, std, noise = family_of(self.model), getattr(self.model, "noise_std", 0.0), self.training.noise
         if family.trains_on_noise and self.data.source:
-            raise RecipeError(f"a {family.family} flow learns without data: leave data.source empty")
+            raise RecordError(f"a {family.family} flow learns without data: leave data.source empty")
         if noise == "gaussian" and not std and not family.trains_on_noise:
-            raise RecipeError("training.noise gaussian needs a model with a noise_std above 0: set it or other noise")
+            raise RecordError("training.noise gaussian needs a model with a noise_std above 0: set it or other noise")
         if noise != "gaussian" and std:
-            raise RecipeError(f"model.noise_std {std} is for training.noise gaussian, not {noise}: set it to 0")
+            raise RecordError(f"model.noise_std {std} is for training.noise gaussian, not {noise}: set it to 0")
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Recipe:
@@ -101,30 +96,23 @@ class Recipe:
         name, bundled = str(name_or_path), recipe_files()
         if not name.endswith(".toml") and name not in bundled:
             hint = did_you_mean(name, recipe_names())
-            raise RecipeError(f"no recipe is called {name!r}{hint}: use a TOML file or {', '.join(recipe_names())}")
+            raise RecordError(f"no recipe is called {name!r}{hint}: use a TOML file or {', '.join(recipe_names())}")
         try:
             text = bundled[name].read_text(encoding="utf-8") if name in bundled else read_text(Path(name))
-        except (OSError, ValueError) as error:
-            raise RecipeError(f"cannot read the recipe {name}: {error}") from None
-        try:
             return cls.from_dict(tomllib.loads(text))
-        except RecursionError:
-            raise RecipeError(f"{name}: it is nested too deeply") from None
-        except ValueError as error:  # a RecordError, or one of tomllib's
-            raise RecipeError(f"{name}: {error}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise RecordError(f"cannot read the recipe {name}: {why}") from None
 
     @classmethod
     def from_dict(cls, doc: dict[str, Any]) -> Recipe:
         """The recipe of a parsed TOML file."""
         if unknown := doc.keys() - {f.name for f in fields(cls)}:
-            raise RecipeError(f"a recipe has no table {', '.join(sorted(unknown))!r}")
+            raise RecordError(f"a recipe has no table {', '.join(sorted(unknown))!r}")
         if not isinstance(doc.get("model"), dict):
-            raise RecipeError("a recipe needs a table [model]")
+            raise RecordError("a recipe needs a table [model]")
         model = dict(doc["model"])
-        try:
-            family = find_family(model.pop("family", "tarflow"))
-        except RecordError as error:
-            raise RecipeError(f"model.{error}") from None
+        family = find_family(model.pop("family", "tarflow"))
         return cls(
             model=build(family.config_type, model, "model"),
             data=build(DataConfig, doc.get("data", {}), "data"),
@@ -142,8 +130,6 @@ def recipe_names() -> list[str]:
     return sorted(recipe_files())
 
 
-# For one's own images: their shape decides the model, their number and the machine the training
-
 MAX_SIDE = 64  # larger images take more than small models and a CPU can give
 MAX_EPOCHS = 300  # few images are learned by heart sooner
 MAX_PATCHES = {"cpu": 8, "cuda": 16}  # per side
@@ -151,7 +137,7 @@ STEPS = {"cpu": 4000, "cuda": 50_000}  # on two cores, an hour or less
 
 
 def recipe_for(source: str, device: torch.device) -> tuple[Recipe, Survey]:
-    """A recipe for the images of `source`, and what they are."""
+    """A recipe for one's own images, and what they are; they decide the model, and with the machine the training."""
     config, cuda = DataConfig(source=source), device.type == "cuda"
     data, kind = survey(config), "cuda" if cuda else "cpu"
     if data.count < 4:
@@ -197,9 +183,9 @@ def image_form(model: Any) -> tuple[int, int, int]:
     if isinstance(model, TarFlowConfig):
         return model.image_size, model.image_channels, model.num_classes
     if model.context:
-        raise RecipeError(f"images bring no context: set model.context to 0, not {model.context}")
+        raise RecordError(f"images bring no context: set model.context to 0, not {model.context}")
     if (side := math.isqrt(model.features)) ** 2 != model.features:
-        raise RecipeError(f"model.features {model.features} is no square: there are no grey images of so many pixels")
+        raise RecordError(f"model.features {model.features} is no square: there are no grey images of so many pixels")
     return side, 1, 0
 
 

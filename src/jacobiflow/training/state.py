@@ -19,8 +19,8 @@ FILE = STATE
 CONTENT = "checksum of the training images"
 
 
-class StateError(JacobiflowError, ValueError):
-    """A state that a run cannot resume from."""
+class TrainingError(JacobiflowError):
+    """A run that cannot start, resume or continue."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class State:
                 self._restore(tensors)
         except STATE_ERRORS as error:
             wrong = f"{path} is damaged ({one_line(error)})"
-            raise StateError(f"{wrong}: restore it, or start again in a new --out") from None
+            raise TrainingError(f"{wrong}: restore it, or start again in a new --out") from None
         if len(names) > 1:  # other settings may choose other images: name the settings only
             names = [k for k in names if k != CONTENT]
         if names:
             changed = "; ".join(f"{k} {saved[k]}, now {now[k]}" for k in names)
             what = f"{self.folder} holds a run with other settings ({changed})"
-            raise StateError(f"{what}: use those, or start again in a new --out")
+            raise TrainingError(f"{what}: use those, or start again in a new --out")
         return step
 
     def _restore(self, tensors: dict[str, Tensor]) -> None:

@@ -20,9 +20,9 @@ from jacobiflow.flows.families import family_of
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.profile import measure_profile
 from jacobiflow.flows.weights import check_size
-from jacobiflow.training.loop import STEPS, Draws, Trainer, TrainingError
+from jacobiflow.training.loop import STEPS, Draws, Trainer
 from jacobiflow.training.recipe import Recipe, conversion, image_form, said_of_images
-from jacobiflow.training.state import FILE
+from jacobiflow.training.state import FILE, TrainingError
 
 PROFILE_SECONDS = 60.0
 

@@ -168,7 +168,8 @@ def work(args: Args, world: World, task: Task, studies: tuple[str, ...]) -> None
     doc, texts, files = dict(about), [], []
     for i, name in enumerate(studies):
         item = STUDIES[name]
-        cli.remove_old(args.out, [old.name for old in args.out.glob(f"{name}*.png")])
+        for old in args.out.glob(f"{name}*.png"):
+            old.unlink()
         with steps("analyzing") as show:
             task.session.note = partial(say, show, name)
             show(f"{name}, study {i + 1} of {len(studies)}")
