@@ -15,8 +15,8 @@ from torch import Tensor
 
 import jacobiflow as jf
 from benchmarks.harness import Row
-from jacobiflow.flows.auto_plan import MARGIN, Choice, pick
 from jacobiflow.flows.checkpoint import bundled_names
+from jacobiflow.flows.plans import MARGIN, Choice, pick
 
 BATCHES = (1, 4, 16, 64)
 ROWS = 64  # samples, at least, that deviations are measured on

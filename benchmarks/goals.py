@@ -19,7 +19,7 @@ from benchmarks import before
 from benchmarks.before import CALLS, made, seconds_of, tame
 from benchmarks.harness import ROOT, Row, documents
 from benchmarks.kernels import Case, Machine
-from jacobiflow.flows.plain_loop import plain_tarflow
+from jacobiflow.flows.compare import plain_tarflow
 
 BLOCKS = 6
 Seconds = dict[str, float]

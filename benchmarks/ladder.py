@@ -19,7 +19,7 @@ from benchmarks.before import tame
 from benchmarks.harness import Row, Section
 from jacobiflow.core.method import Init
 from jacobiflow.flows.calibration import calibrate
-from jacobiflow.flows.plain_loop import plain_tarflow
+from jacobiflow.flows.compare import plain_tarflow
 from jacobiflow.kernels.backend import Backend
 
 CIFAR = "the CIFAR configuration"

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jacobiflow as jf
-from jacobiflow.data.sources import DataConfig, Images, load_images
+from jacobiflow.data.decoding import Images
+from jacobiflow.data.sources import DataConfig, load_images
 from jacobiflow.data.transforms import prepare
 
 

@@ -18,7 +18,7 @@ import torch
 import jacobiflow as jf
 from benchmarks.before import tame
 from benchmarks.harness import ROOT, Row
-from jacobiflow.core.cache_folder import cache_folder
+from jacobiflow.core.files import cache_folder
 from jacobiflow.kernels.build import version
 
 SECONDS = 12.0

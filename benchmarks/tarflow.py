@@ -9,7 +9,7 @@ from torch import Tensor
 
 import jacobiflow as jf
 from benchmarks.harness import Row, floor, one_sweep, race
-from jacobiflow.flows.plain_loop import plain_tarflow
+from jacobiflow.flows.compare import plain_tarflow
 
 
 def race_at(flow: jf.Flow, n: int, repeats: int, *, tuned: bool) -> list[Row]:

@@ -111,7 +111,7 @@ def install() -> torch.library.Library:
 def main() -> None:
     """Print how far every way to decode is from the CPU."""
     import jacobiflow as jf
-    from jacobiflow.flows.plain_loop import has_plain_loop, plain_tarflow
+    from jacobiflow.flows.compare import has_plain_loop, plain_tarflow
     from subjects import subject
 
     for name in sys.argv[1:]:

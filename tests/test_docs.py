@@ -175,6 +175,35 @@ def test_most_pages_have_blocks_that_are_run() -> None:
     assert sum(n > 1 for n in counts.values()) >= 5
 
 
+def head(page: str) -> str:
+    """What stands before the first section, as one line."""
+    return " ".join((ROOT / page).read_text(encoding="utf-8").partition("\n## ")[0].split())
+
+
+def test_the_first_screen_of_readme_says_what_one_needs() -> None:
+    first = head("README.md")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"It needs Python {project['requires-python'].removeprefix('>=')} or newer." in first
+    assert "A C compiler helps" in first
+    assert "The **plain loop** is sequential decoding as the public TarFlow code does it" in first
+
+
+def test_the_landing_page_says_who_should_use_this_for_what() -> None:
+    text = head("docs/index.md")
+    assert "| you have | you want | use |" in text
+    for use in ("flow.sample", "jf.accelerate", "jacobiflow reproduce", "jacobiflow train", "jacobiflow app"):
+        assert use in text
+    assert "It does not help with" in text
+    assert len(text) < 2000  # one screen
+
+
+def test_a_page_says_what_stays_as_it_is() -> None:
+    text = (ROOT / "docs/stability.md").read_text(encoding="utf-8")
+    for section in ("## What is public", "## How names are deprecated", "`DeprecationWarning`", '"Removed"'):
+        assert section in text
+    assert f"at version {jf.__version__.rpartition('.')[0]}:" in text
+
+
 # The guide
 
 

@@ -20,7 +20,8 @@ import torch
 import fuzzing
 import jacobiflow as jf
 from jacobiflow.core.hardware import SizeError
-from jacobiflow.data.sources import DataConfig, DataError, load_images
+from jacobiflow.data.decoding import DataError
+from jacobiflow.data.sources import DataConfig, load_images
 from subjects import maf, tarflow
 from zygote import Zygote
 

@@ -20,7 +20,10 @@ pytestmark = [
 ]
 
 
-def test_search_and_mathematics_work_from_the_disk(tmp_path: Path) -> None:
+PAGES = ("index", "how-it-works", "performance", "regimes", "playground", "architecture")  # those with figures
+
+
+def test_search_mathematics_and_figures_work_from_the_disk(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True)
     with api.sync_playwright() as playwright:
@@ -39,5 +42,15 @@ def test_search_and_mathematics_work_from_the_disk(tmp_path: Path) -> None:
         assert formula.bounding_box()["height"] > 10
         assert "θ" in formula.text_content()
         assert "\\theta" not in page.content()
+        assert "_t" not in page.locator("article").inner_text()
+        for width, least, most in ((1280, 580, 780), (390, 690, 710)):
+            page.set_viewport_size({"width": width, "height": 900})
+            for name in PAGES:
+                page.goto(f"file://{tmp_path}/{name}.html")
+                figures = page.locator("article p > img").all()
+                assert figures
+                widths = [figure.bounding_box()["width"] for figure in figures]
+                assert least < min(widths) <= max(widths) < most  # their text can be read
+                assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
         assert away == []
         browser.close()

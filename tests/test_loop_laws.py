@@ -168,11 +168,11 @@ def test_law_6_the_deviation_falls_to_rounding_with_tol(case: Case) -> None:
 
 def test_law_7_inputs_are_never_written_to(case: Case) -> None:
     block, z = case.block_and_noise()
-    before, tensors = z.clone(), [t.clone() for t in block.tensors()]
+    before, tensors = z.clone(), [t.clone() for t in block.conditioner.tensors()]
     for width in (1, *case.windows):
         jf.decode(block, z, case.method(width=width, tol=0.1))
     assert torch.equal(z, before)
-    assert all(torch.equal(a, b) for a, b in zip(tensors, block.tensors(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(tensors, block.conditioner.tensors(), strict=True))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("maf", "nsf"))])

@@ -13,7 +13,7 @@ from subjects import RotaryFlow, maf, tarflow
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.peers import NflowsMAF
 
-from jacobiflow.flows.plain_loop import plain_tarflow
+from jacobiflow.flows.compare import plain_tarflow
 
 
 @pytest.mark.parametrize("shift", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import tomllib
 from email import message_from_string
 from pathlib import Path
@@ -45,6 +46,25 @@ def test_one_version_everywhere(release: Any) -> None:
         project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         assert project["version"] == jf.__version__
     assert f"## [{jf.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["jacobiflow", "jacobiflow_lab", "jacobiflow_models"])
+def test_a_distribution_can_be_found(release: Any, name: str) -> None:
+    project = tomllib.loads((ROOT / release.PROJECTS[name] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "normalizing flows" in project["keywords"]
+    assert "Intended Audience :: Science/Research" in project["classifiers"]
+    assert project["description"]
+
+
+def test_the_changelog_has_the_usual_form() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "# Changelog"
+    kinds = {"### Added", "### Changed", "### Deprecated", "### Removed", "### Fixed", "### Security"}
+    for line in lines:
+        if line.startswith("## "):
+            assert re.fullmatch(r"## \[\d+\.\d+\.\d+\]( - (unreleased|\d{4}-\d\d-\d\d))?", line), line
+        elif line.startswith("### "):
+            assert line in kinds
 
 
 def test_the_citation_names_paper_and_software() -> None:

@@ -6,9 +6,15 @@
 torch.Size([3, 4])
 """
 
-from jacobiflow.adapters.accelerate import AccelerationError, accelerate, accelerated, restore
+from jacobiflow.adapters.accelerate import (
+    Acceleration,
+    AccelerationError,
+    accelerate,
+    accelerated,
+    acceleration,
+    restore,
+)
 from jacobiflow.adapters.own_made import OwnMADE
-from jacobiflow.adapters.report import Acceleration, acceleration
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
 from jacobiflow.core.block import Block
 from jacobiflow.core.decode import decode

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jacobiflow.adapters import inverter, race
+from jacobiflow.adapters import inverter, patch
 
 
 @pytest.fixture
@@ -26,6 +26,6 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.fixture
 def sweeps(decoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """As `decoded`; the decoder also runs where it does not pay, by sweeps if there is no C kernel."""
-    monkeypatch.setattr(race, "winner", lambda key: None)
-    monkeypatch.setattr(race, "run", lambda key, ways, *rest: list(ways)[-1])
+    monkeypatch.setattr(patch, "winner", lambda key: None)
+    monkeypatch.setattr(patch, "race", lambda key, ways, *rest: list(ways)[-1])
     return decoded

@@ -20,7 +20,7 @@ from normflows.flows.affine.autoregressive import Autoregressive
 from zuko.flows.autoregressive import MaskedAutoregressiveTransform
 
 import jacobiflow as jf
-from jacobiflow.adapters import patch, race
+from jacobiflow.adapters import patch
 
 MODE = os.environ.get("JACOBIFLOW_MODE", "original")
 inside, ran = [0], dict[str, int]()
@@ -65,8 +65,8 @@ def pytest_configure() -> None:
     patch.Tally.count = counted  # type: ignore[method-assign]
     if MODE == "always":
         patch.FEW_PASSES = 0
-        race.winner = lambda key: None  # type: ignore[assignment]
-        race.run = lambda key, ways, *rest: list(ways)[-1]  # type: ignore[assignment]
+        patch.winner = lambda key: None  # type: ignore[assignment]
+        patch.race = lambda key, ways, *rest: list(ways)[-1]  # type: ignore[assignment]
 
 
 def pytest_runtest_setup() -> None:

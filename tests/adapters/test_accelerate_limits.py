@@ -210,7 +210,7 @@ CHANGES: dict[str, Callable[[nn.Parameter], Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("ours", [True, False])
-def test_weights_overwritten_before_the_backward_pass_are_an_error(change: str, ours: bool) -> None:
+def test_weights_overwritten_before_the_backward_pass_are_an_error(change: str, ours: bool, sweeps: list[Any]) -> None:
     if ours:
         flow = jf.MAF(jf.MAFConfig(features=D, blocks=1, hidden=(24,)))
         weight, x = flow.blocks[0].head.weight, flow.decode(flow.noise(3, seed=0), differentiable=True).x

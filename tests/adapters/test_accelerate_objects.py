@@ -397,7 +397,7 @@ def test_reverse_kl_training_through_accelerated_samples(sweeps: list[Any]) -> N
     assert len(sweeps) == 240
 
 
-def test_second_derivatives_are_a_clear_error() -> None:
+def test_second_derivatives_are_a_clear_error(sweeps: list[Any]) -> None:
     flow = jf.accelerate(zuko.flows.MAF(32, transforms=1))
     x = flow().rsample((3,))
     with pytest.raises(RuntimeError, match="second derivatives"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adapters.foreign_flows import CASES, CONTEXT, D, context_rows
-from jacobiflow.adapters import report
+from jacobiflow.adapters import accelerate
 from jacobiflow.adapters.inverter import ForeignConditioner, IndexedConditioner, TransformInverter
 from jacobiflow.core.block import Block, take
 from jacobiflow.core.decode import decode
@@ -32,7 +32,7 @@ INDEXED = ("normflows-rq-circular", "zuko-naf")  # their maps differ between fea
 def bound(name: str, context: Tensor | None) -> Block:
     """The block of the first transform in a model."""
     model: Any = CASES[name].model(CONTEXT, torch.float64)
-    _, patch = next(report.known(list(report.searched(model))))
+    _, patch = next(accelerate.known(list(accelerate.searched(model))))
     return TransformInverter(patch.spec()).pack(patch.state(), patch.spec()).bind(context)
 
 

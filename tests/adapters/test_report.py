@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import jacobiflow as jf
 from adapters.foreign_flows import CASES, D, perturb
-from jacobiflow.adapters import race, walk
+from jacobiflow.adapters import patch, walk
 
 
 def affine(**options: Any) -> Any:
@@ -238,12 +238,12 @@ def test_the_original_runs_where_it_is_as_fast(decoded: list[Any], monkeypatch: 
 
     def run(key: Any, ways: Any, *rest: Any) -> str:
         asked.append(key)
-        won = race.ORIGINAL if key[2] or key[1] < 4 else next(iter(ways))
-        race._winners[key] = won
+        won = patch.ORIGINAL if key[2] or key[1] < 4 else next(iter(ways))
+        patch._winners[key] = won
         return won
 
-    monkeypatch.setattr(race, "run", run)
-    monkeypatch.setattr(race, "_winners", {})
+    monkeypatch.setattr(patch, "race", run)
+    monkeypatch.setattr(patch, "_winners", {})
     model = jf.accelerate(affine())
     for n in (3, 3, 9, 15, 3):
         with torch.no_grad():
@@ -279,17 +279,17 @@ def test_the_race(
 ) -> None:
     now, count = [0.0], dict[str, int]()
 
-    def work(name: str, milliseconds: float) -> race.Work:
+    def work(name: str, milliseconds: float) -> patch.Work:
         def once() -> None:
             now[0] += milliseconds / 1000
             count[name] = count.get(name, 0) + 1
 
         return once
 
-    monkeypatch.setattr(race, "clock", lambda: now[0])
-    monkeypatch.setattr(race, "_winners", {})
-    monkeypatch.setattr(race, "_calls", {})
-    assert race.winner("key") is None
-    found = race.run("key", {"ours": work("ours", ours)}, work("original", original), work("one pass", one_pass), 10)
+    monkeypatch.setattr(patch, "clock", lambda: now[0])
+    monkeypatch.setattr(patch, "_winners", {})
+    monkeypatch.setattr(patch, "_calls", {})
+    assert patch.winner("key") is None
+    found = patch.race("key", {"ours": work("ours", ours)}, work("original", original), work("one pass", one_pass), 10)
     assert (found, count) == (won, runs)
-    assert [race.winner("key") for _ in range(99)] == [won] * 98 + [None]  # the hundredth call measures again
+    assert [patch.winner("key") for _ in range(99)] == [won] * 98 + [None]  # the hundredth call measures again

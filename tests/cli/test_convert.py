@@ -53,7 +53,7 @@ def test_a_public_checkpoint_can_be_sampled(run: Any, monkeypatch: pytest.Monkey
     (torch.save if suffix == "pth" else save_file)(public(flow), f"{NAME}.{suffix}")
     ran = run("convert", f"{NAME}.{suffix}", "a/model", "--channels", 1)
     assert ran.status == 0
-    assert "measuring block 2 of 2\n" in ran.err
+    assert "measuring profile, block 2 of 2\n" in ran.err
     count = sum(p.numel() for p in flow.parameters())
     assert ran.out == (
         f"a/model: {count:,} parameters, 2 blocks of 1 layers, 4x4x1, noise 0.07\n"
@@ -110,8 +110,8 @@ class Evil:
             "states blocks 3, the weights have 2",
         ),
         ("short.safetensors model --channels 1", "blocks.1.proj_out.bias is missing"),
-        ("good.safetensors notes.txt --channels 1", "cannot write notes.txt"),
-        ("good.safetensors notes.txt/model --channels 1", "cannot write notes.txt/model"),
+        ("good.safetensors notes.txt --channels 1", "notes.txt is a file: give a folder"),
+        ("good.safetensors notes.txt/model --channels 1", "notes.txt/model cannot be made: Not a directory"),
     ],
 )
 def test_mistakes_are_one_line(run: Any, args: str, words: str) -> None:

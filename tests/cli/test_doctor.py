@@ -16,7 +16,7 @@ import torch
 
 import jacobiflow as jf
 from jacobiflow.cli import doctor
-from jacobiflow.core import hardware, warn
+from jacobiflow.core import hardware, results
 from jacobiflow.kernels import build
 
 NOBODY = 54321  # a user that has no account
@@ -24,7 +24,7 @@ NOBODY = 54321  # a user that has no account
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warn, "_warned", set())
+    monkeypatch.setattr(results, "_warned", set())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

@@ -56,6 +56,13 @@ def test_help_fits_80_columns_and_has_an_example(run: Any, command: str) -> None
     assert "\n\n\n" not in ran.out
 
 
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"train"}))
+def test_help_names_an_option_once_and_what_it_takes(run: Any, command: str) -> None:
+    text = run(command, "--help").out
+    assert not re.search(r"-n N, --n|--n N, -n", text)
+    assert not re.search(r"\b(STR|INT|FLOAT|PATH)\b", text)
+
+
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_the_help_of_a_recipe_fits_80_columns_too(run: Any, recipe: str) -> None:
     ran = run("train", recipe, "--help")

@@ -21,7 +21,7 @@ import jacobiflow as jf
 from jacobiflow.cli import sample
 from jacobiflow.core import hardware
 from jacobiflow.core.pictures import to_pixels
-from jacobiflow.flows.checks import LARGE
+from jacobiflow.core.results import LARGE
 from subjects import maf, tarflow
 
 SHAPE: dict[str, Any] = {"image_size": 6, "width": 8, "head_dim": 4, "blocks": 2, "layers_per_block": 1}
@@ -352,12 +352,12 @@ def test_denoising_that_overflows_counts(run: Any, labelled: jf.Flow, monkeypatc
         ("sample model -n 0", "-n must be 1 or more, not 0"),
         ("sample model --threads 0", "--threads must be 1 or more, not 0"),
         ("sample model --seed -1", "--seed must be 0 or more, not -1"),
-        ("sample model -n 1000000000000", "-n 1000000000000 takes "),
-        (f"sample model -n 1{'0' * 30}", "GB of memory, this machine has "),
+        ("sample model -n 1000000000000", "-n must be 1,000,000,000 or less, not 1000000000000"),
+        (f"sample model -n 1{'0' * 30}", "-n must be 1,000,000,000 or less"),
         ("sample model --device gpu", "--device must be auto, cpu, cuda, cuda:1 or the like, not 'gpu'"),
         ("sample model --device cuda:99", "--device cuda:99: this torch sees no such device"),
         ("sample model --device meta", "--device meta: this torch sees no such device"),
-        ("sample model --out model/config.json", "--out model/config.json is a file: give a folder"),
+        ("sample model --out model/config.json", "model/config.json is a file: give a folder"),
         ("sample model --out model/config.json/x", "cannot be made: Not a directory"),
         ("sample nonfinite", "has non-finite values"),
     ],
@@ -383,7 +383,13 @@ def test_mistakes_are_one_line(run: Any, labelled: jf.Flow, args: str, words: st
 
 def test_a_folder_that_may_not_be_written(run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert run("sample", "model", "--out", "closed").complaint.endswith("--out closed cannot be written to")
+    assert run("sample", "model", "--out", "closed").complaint.endswith("closed cannot be written to: choose another")
+
+
+def test_more_samples_than_memory(run: Any, labelled: jf.Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "total_memory", lambda: 10.0**7)
+    line = run("sample", "model", "-n", 90_000).complaint
+    assert re.search("-n 90000 takes .* GB of memory, .*: draw fewer, or", line)
 
 
 def test_memory_is_unknown_on_some_systems(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,9 +420,10 @@ def test_the_command_for_real(labelled: jf.Flow) -> None:
 def test_a_loose_plan_is_told(run: Any) -> None:
     tarflow(0.3, num_classes=3, blocks=3).save("hard")
     loose = run("sample", "hard", "-n", 2, "--plan", "uniform")
-    found = re.search(r"worst status converged, residual ([\d.]+) \(visibly inexact: add --tol, or leave", loose.out)
+    found = re.search(r"s, far from exact, residual ([\d.]+) \(lower --tol, or use --plan auto\), in out", loose.out)
     assert found is not None
     assert float(found[1]) > LARGE
+    assert "converged" not in loose.out
     given = run("sample", "hard", "-n", 2, "--plan", "uniform", "--tol", 4, "--force").err
     assert given.startswith("jacobiflow: warning: tol 4 is loose for this flow, |encode(x) - z| reaches ")
     assert given.count("\n") == 1

@@ -193,7 +193,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
         ("model --guidance 1", "changes nothing at attn_temp 1: add --labels"),
         ("model --device gpu", "--device must be auto"),
         ("model --out model", "--out model is a folder: give the file to write"),
-        ("model --out model/config.json/plan.json", "--out model/config.json is a file: give a folder"),
+        ("model --out model/config.json/plan.json", "model/config.json is a file: give a folder"),
     ],
 )
 def test_mistakes_are_one_line(run: Any, found: list[Any], args: str, words: str) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from jacobiflow.core import cache_folder as folders
-from jacobiflow.core import warn
+from jacobiflow.core import files as folders
+from jacobiflow.core import results
 from jacobiflow.kernels import build
 
 PLANTED = """
@@ -249,7 +249,7 @@ def test_no_home_is_one_warning(room: Room, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("JACOBIFLOW_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", unknown)
-    monkeypatch.setattr(warn, "_warned", set())
+    monkeypatch.setattr(results, "_warned", set())
     with pytest.warns(UserWarning, match="the user has no home folder") as caught:
         library, plans = build.library(), folders.own_folder("plans")
     assert library is not None
@@ -261,7 +261,7 @@ def test_a_folder_that_is_not_safe_is_one_warning(room: Room, monkeypatch: pytes
     for name in ("native", "costs"):
         (room.cache / name).mkdir(parents=True)
         (room.cache / name).chmod(0o777)
-    monkeypatch.setattr(warn, "_warned", set())
+    monkeypatch.setattr(results, "_warned", set())
     with pytest.warns(UserWarning, match="native: others can write to it") as caught:
         assert [folders.own_folder(name) for name in ("native", "costs")] == [None, None]
     assert len(caught) == 1

@@ -34,6 +34,27 @@ def test_a_result_prints_shapes_and_how_it_ended(flow: jf.Flow) -> None:
     assert all(words in repr(out.stats.blocks[1]) for words in ended)
 
 
+@pytest.mark.filterwarnings("ignore:tol 4 is loose")
+def test_converged_is_not_said_of_wrong_images_alone() -> None:
+    """A named plan keeps its tol: what is printed says whether the residual was looked at, and whether it is large."""
+    hard = tarflow(0.3, num_classes=3, blocks=3).float().eval().requires_grad_(False)
+    z = hard.noise(4, seed=0)
+    exact = hard.decode(z, "sequential")
+    assert "residual" not in repr(exact)
+    unknown = hard.decode(z, "uniform", tol=4.0)
+    assert repr(unknown).endswith(", residual not measured")
+    assert unknown.stats.summary().endswith("does not bound the error; check=True measures the residual")
+    known = hard.decode(z, "uniform", tol=4.0, check=True)
+    assert (known.x - exact.x).abs().max() > 0.5
+    assert known.stats.loose
+    assert known.stats.residual is not None
+    assert repr(known).endswith(f"residual at most {known.stats.residual.max():.2g}, far from exact")
+    assert known.stats.summary().endswith("\n  far from exact: lower tol, or use plan auto")
+    tight = hard.decode(z, "uniform", tol=1e-4, check=True).stats
+    assert not tight.loose
+    assert tight.summary().endswith(f"\n  converged: {jf.Status.CONVERGED.value}")
+
+
 def test_what_encoding_returns_prints_shapes(flow: jf.Flow) -> None:
     assert repr(flow.encode(torch.zeros(2, 1, 8, 8))) == "Encoded z [2, 16, 4] float32, log_det [2]"
 

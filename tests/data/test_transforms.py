@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from jacobiflow.data.transforms import Batch, prepare
 
 PIXELS = torch.randint(0, 256, (400, 3, 4, 6), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)

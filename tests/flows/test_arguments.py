@@ -136,7 +136,7 @@ def test_context_that_is_none(vector: jf.Flow, context: Any) -> None:
         (jf.Method, {"tol": 10**400}, "tol must be finite"),
         (jf.Method, {"init": np.zeros(2)}, "init must be one of zeros"),
         (jf.Plan, {"methods": None}, "Plan takes a tuple of jf.Method, one per block, not None"),
-        (jf.Plan, {"methods": "auto"}, "Plan takes jf.Method entries; entry 0 is 'a'"),
+        (jf.Plan, {"methods": "auto"}, "Plan takes a tuple of jf.Method, one per block, not 'auto'"),
         (jf.Plan.sequential, {"blocks": "3"}, "blocks must be a whole number"),
         (jf.Plan.selective, {"blocks": None, "tol": 0.1}, "blocks must be a whole number"),
         (jf.Plan.from_json, {"text": {}}, "a plan must be JSON"),

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow.flows import auto_plan, cost_model
-from jacobiflow.flows.auto_plan import Choice, entry_of, keep, pick
+from jacobiflow.flows import cost_model, plans
 from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.cost_model import Costs, measure
+from jacobiflow.flows.plans import Choice, entry_of, keep, pick
 from jacobiflow.flows.profile import Cell, Entry, Profile, measure_profile
 from subjects import maf, tarflow
 
@@ -52,7 +52,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             sizes = {"rows": len(z), "length": 16, "widths": (8, 16)}
             return Costs(position=position, alone=sweeps, together=sweeps, rough=rough, **sizes)
 
-        monkeypatch.setattr(auto_plan, "costs_of", of)
+        monkeypatch.setattr(plans, "costs_of", of)
 
     return give
 
@@ -116,7 +116,7 @@ def test_without_a_profile_it_is_near_exact_on_an_accelerator(monkeypatch: pytes
     meta = small().to("meta")
     monkeypatch.setattr(flow, "parameters", lambda: meta.parameters())
     monkeypatch.setattr(flow, "noise", lambda n, seed: torch.zeros(n, *flow.latent_shape))
-    plan = auto_plan.default_plan(flow)
+    plan = plans.default_plan(flow)
     assert plan == jf.Plan((jf.Method(width=64, tol=1e-4), jf.Method(tol=0.01, max_sweeps=2)))
 
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow.flows.compare import compare
+from jacobiflow.flows.compare import PLAIN, compare, has_plain_loop
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
 from subjects import subject
 
 PLANS = ("sequential", "uniform", "selective")

@@ -261,7 +261,7 @@ def test_unknown_options_are_type_errors() -> None:
     ("options", "says"),
     [
         ({"image_size": 9}, "patch_size 2 does not divide"),
-        ({"width": 40}, "no multiple of head_dim"),
+        ({"width": 40}, "head_dim 16 does not divide"),
         ({"blocks": 0}, "blocks must be 1 or more"),
         ({"num_classes": -1}, "num_classes"),
         ({"noise_std": float("inf")}, "noise_std"),

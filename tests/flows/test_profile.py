@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow.core import warn
+from jacobiflow.core import results
 from jacobiflow.core.records import RecordError
 from jacobiflow.flows.calibration import Calibration, calibrate
 from jacobiflow.flows.checkpoint import bundled_names
@@ -65,7 +65,7 @@ def test_a_flow_without_a_calibrated_guess_says_so() -> None:
 
 
 def test_changed_weights_make_the_guess_and_the_profile_void(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(warn, "_warned", set())
+    monkeypatch.setattr(results, "_warned", set())
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path))
     flow = small()
     calibrate(flow, noises=40)

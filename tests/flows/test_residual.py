@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow.flows.auto_plan import MARGIN, Choice, pick
 from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.checks import checked
-from jacobiflow.flows.profile import measure_profile
+from jacobiflow.flows.plans import MARGIN, Choice, pick
+from jacobiflow.flows.profile import Entry, measure_profile
 from subjects import tarflow
 
 E, C = jf.Status.EXACT, jf.Status.CONVERGED
@@ -130,6 +130,25 @@ def freshly_trained() -> jf.Flow:
     return flow.eval().requires_grad_(False)
 
 
+def hastiest(entry: Entry, bound: float) -> jf.Plan:
+    """What auto takes if sweeps cost nothing."""
+    rows = [[*(Choice(c.method, 0.1, c.deviation) for c in cells), EXACTLY] for cells in entry.blocks]
+    return pick(rows, MARGIN * bound)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mnist-small", "cifar10-cpu"])
+def test_auto_keeps_the_bound_of_bundled_models(name: str) -> None:
+    """On noises that the profile has not seen, and wherever sweeps are cheaper than here."""
+    flow = jf.load(name)
+    assert flow.profile is not None
+    plan = hastiest(flow.profile.entries[0], flow.default_deviation)
+    assert all(method.width != 1 for method in plan)
+    z, labels = flow.noise(64, seed=11), torch.arange(64) % 10
+    x, exact = (flow.decode(z, how, labels=labels).x for how in (plan, "sequential"))
+    assert 0 < (x - exact).abs().max() <= flow.default_deviation
+
+
 def test_auto_calls_no_visibly_wrong_image_converged() -> None:
     """Even if sweeps cost nothing, so that auto takes as many as the bound allows."""
     flow = freshly_trained()
@@ -141,9 +160,8 @@ def test_auto_calls_no_visibly_wrong_image_converged() -> None:
     calibrate(flow, noises=64)
     entry = measure_profile(flow, noises=32)
     assert entry is not None
-    rows = [[*(Choice(c.method, 0.1, c.deviation) for c in cells), EXACTLY] for cells in entry.blocks]
     for bound in (flow.default_deviation, 0.01):
-        plan = pick(rows, MARGIN * bound)
+        plan = hastiest(entry, bound)
         assert any(m.width != 1 for m in plan)
         out = flow.decode(z, plan)
         assert (out.x - exact).abs().max() <= bound

@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load_file
 
 import jacobiflow as jf
-from jacobiflow.data.folder import open_folder
+from jacobiflow.data.local import open_folder
 from leftovers import SMALL, files, samples
 from subjects import overflowing
 

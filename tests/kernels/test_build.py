@@ -24,12 +24,15 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_is_built_once(fresh: Path) -> None:
+def test_it_is_built_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(build, "announce", said.append)
     assert build.library() is not None
     (built,) = (fresh / "kept/native").iterdir()
     made = built.stat().st_mtime_ns
     assert build.library() is not None
     assert [(p, p.stat().st_mtime_ns) for p in (fresh / "kept/native").iterdir()] == [(built, made)]
+    assert said == ["compiling the C kernels, once: this takes about ten seconds"]
 
 
 @pytest.mark.parametrize("damage", ["empty", "torn", "flipped", "foreign"])

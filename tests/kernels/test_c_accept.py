@@ -12,9 +12,9 @@ from torch import Tensor
 import jacobiflow as jf
 from jacobiflow.core import rows as reference
 from jacobiflow.core import stopping
-from jacobiflow.core.block import NoCache
+from jacobiflow.core.block import NoCache, take
 from jacobiflow.core.rows import Rows
-from jacobiflow.kernels import build, c_accept
+from jacobiflow.kernels import build, c_engine
 
 N, LENGTH = 40, 23
 
@@ -59,9 +59,9 @@ def test_c_accepts_what_the_rule_accepts(unit: Any, width: int | None, spoiled: 
         ours = random_rows(draw, dim, width or LENGTH, cached=cached)
         theirs = copy.deepcopy(ours)
         window = ours.window(ours.look())
-        seen = window.take(ours.x)
+        seen = take(ours.x, *window)
         new, slope = swept(draw, seen, spoiled=spoiled), torch.randn(seen.shape, generator=draw)
-        got = c_accept.accept(ours, window, new, slope, method)
+        got = c_engine.accept(ours, window, new, slope, method)
         want = reference.accept(theirs, window, new, slope, method)
         assert got.look == want.look
         assert torch.equal(got.overflows_here, want.overflows_here)
@@ -81,13 +81,13 @@ def test_c_accepts_what_the_rule_accepts(unit: Any, width: int | None, spoiled: 
 
 def test_another_rule_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A method that backends do not know is judged by `judge`, whatever the backend."""
-    monkeypatch.setattr(c_accept, "backends_know", lambda method: False)
+    monkeypatch.setattr(c_engine, "backends_know", lambda method: False)
     draw = torch.Generator().manual_seed(0)
     rows = random_rows(draw, 1, LENGTH)
     calls = []
     judge = stopping.judge
     monkeypatch.setattr(reference, "judge", lambda *a: calls.append(1) or judge(*a))
     window = rows.window(rows.look())
-    seen = window.take(rows.x)
-    c_accept.accept(rows, window, seen + 1, seen, jf.Method(tol=0.1))
+    seen = take(rows.x, *window)
+    c_engine.accept(rows, window, seen + 1, seen, jf.Method(tol=0.1))
     assert calls == [1]

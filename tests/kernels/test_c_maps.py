@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from formulas import MAPS
-from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
-from jacobiflow.core.description import Formula, description
-from jacobiflow.kernels import build, c_library
-from jacobiflow.kernels.c_maps import CMap, c_map
+from jacobiflow.core.bijectors import Bijector, ExpAffine, Formula, ScaleAffine, Spline, description
+from jacobiflow.kernels import build, c_engine
+from jacobiflow.kernels.c_engine import CMap, c_map
 
 AFFINE = {name: MAPS[name] for name in ("exp", "softplus", "sigmoid")}
 
@@ -31,8 +30,8 @@ def test_every_formula_has_a_bijector_here() -> None:
     codes = {known(m).code for m in MAPS.values()}
     assert (
         codes
-        == set(c_library.codes_of(build.library())[0].values())
-        == set(range(len(c_library.codes_of(build.library())[0])))
+        == set(c_engine.codes_of(build.library())[0].values())
+        == set(range(len(c_engine.codes_of(build.library())[0])))
     )
 
 
@@ -70,9 +69,9 @@ def test_scales_without_a_floor_are_declined() -> None:
 def test_other_panels_are_noticed_when_the_library_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     lib = build.library()
     assert lib is not None
-    monkeypatch.setattr(c_library, "PANEL", 8)
+    monkeypatch.setattr(build, "PANEL", 8)
     with pytest.raises(RuntimeError, match="PANEL"):
-        c_library.declare(lib)
+        build.declare(lib)
 
 
 @pytest.mark.parametrize("name", AFFINE)

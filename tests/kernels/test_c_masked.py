@@ -17,13 +17,11 @@ from torch import Tensor, nn
 import jacobiflow as jf
 from formulas import MAPS
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Shift
-from jacobiflow.core.block import Block, Start, take
-from jacobiflow.core.description import MaskedNetwork
+from jacobiflow.core.block import Block, MaskedNetwork, Start, take
 from jacobiflow.flows.masked_mlp import ACTIVATIONS, MaskedConditioner, MaskedMLP
-from jacobiflow.kernels import build, c_library, c_masked
-from jacobiflow.kernels.backend import bind
+from jacobiflow.kernels import build, c_engine, c_masked
+from jacobiflow.kernels.backend import TorchEngine, bind
 from jacobiflow.kernels.c_masked import CMaskedEngine, activation_code
-from jacobiflow.kernels.torch_reference import TorchEngine
 from subjects import maf
 
 SOLVED = [name for name in MAPS if name != "shift"]
@@ -520,7 +518,7 @@ def test_without_the_library_torch_does_the_work(monkeypatch: pytest.MonkeyPatch
 def test_which_activations_are_known() -> None:
     codes = [activation_code(f) for f in (nn.ReLU(), nn.ELU(), nn.GELU(), nn.SiLU(), nn.Tanh())]
     assert [activation_code(f) for f in ACTIVATIONS.values()] == codes
-    assert {0, *codes} == set(c_library.codes_of(build.library())[1].values())  # 0 is none at all
+    assert {0, *codes} == set(c_engine.codes_of(build.library())[1].values())  # 0 is none at all
     others = (
         nn.ELU(alpha=0.5),
         nn.GELU("tanh"),
@@ -558,13 +556,13 @@ def test_weights_are_packed_once_and_dropped_with_their_network() -> None:
     def packed(flow: jf.Flow) -> c_masked.PackedNetwork:
         engine = flow.bound_blocks(1)[0].engine
         assert isinstance(engine, CMaskedEngine)
-        return engine.network
+        return engine.packed
 
     flow = maf(0.5, features=12, hidden=(16, 16), blocks=1)
     first, net = packed(flow), flow.blocks[0]
     assert packed(flow) is first
     assert isinstance(net, MaskedMLP)
-    assert c_masked._PACKED[net.pack()] is first
+    assert c_masked._PACKED[net.reuse(net._pack)] is first
     with torch.no_grad():
         net.head.bias += 1
     assert packed(flow) is not first

@@ -30,6 +30,16 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
     torch.compiler.reset()
 
 
+def test_compiling_is_announced(counter: CompileCounter, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(compile, "announce", said.append)
+    flow = tarflow(0.2, layers_per_block=1).double()
+    flow.sample(2, seed=0, plan="sequential", backend="compile")
+    assert said == ["torch compiles the network, once per batch size and width: this takes up to a minute"]
+    flow.sample(2, seed=1, plan="sequential", backend="compile")
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize("guidance", [0.0, jf.Guidance(weight=0.5, annealed=True, attn_temp=2.0)])
 @pytest.mark.parametrize(
     ("plan", "shapes"),

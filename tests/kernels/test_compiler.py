@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jacobiflow.core import warn
+from jacobiflow.core import results
 from jacobiflow.kernels import build
 
 COST = "so decoding runs in torch, several times slower"
@@ -21,7 +21,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("JACOBIFLOW_CACHE", str(tmp_path / "kept"))
     monkeypatch.delenv("JACOBIFLOW_NATIVE", raising=False)
     monkeypatch.setattr(build, "library", build.library.__wrapped__)
-    monkeypatch.setattr(warn, "_warned", set())
+    monkeypatch.setattr(results, "_warned", set())
     return tmp_path / "kept/native"
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import jacobiflow as jf
 from jacobiflow.core import decode as loop
-from jacobiflow.kernels import torch_reference
+from jacobiflow.kernels import backend as backends
 from subjects import maf, tarflow
 
 TOL = 0.05
@@ -22,7 +22,7 @@ BACKENDS = ("c", "torch")
 @pytest.fixture(autouse=True)
 def _bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch computes in bfloat16 on every processor, if need be slowly."""
-    monkeypatch.setattr(torch_reference, "has_bfloat16", lambda device: True)
+    monkeypatch.setattr(backends, "has_bfloat16", lambda device: True)
 
 
 def flow_of(**options: Any) -> jf.TarFlow:
@@ -111,7 +111,7 @@ def test_what_has_no_bfloat16_runs_in_float32_and_says_so(why: str, monkeypatch:
     backend = {"masked network": "c", "compiled": "compile"}.get(why, "torch")
     flow: jf.Flow = maf(1.0).float() if why == "masked network" else flow_of()
     if why == "processor":
-        monkeypatch.setattr(torch_reference, "has_bfloat16", lambda device: False)
+        monkeypatch.setattr(backends, "has_bfloat16", lambda device: False)
     flow = flow.double() if why == "float64" else flow
     z = flow.noise(2, seed=0)
     if why == "compiled":

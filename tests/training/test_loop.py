@@ -24,8 +24,9 @@ from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import World
 from jacobiflow.training import loop
 from jacobiflow.training.log import Log
-from jacobiflow.training.loop import Trainer, TrainingError, batches, generator, learning_rate
+from jacobiflow.training.loop import Trainer, batches, generator, learning_rate
 from jacobiflow.training.recipe import Recipe, TrainingConfig
+from jacobiflow.training.state import TrainingError
 from jacobiflow.training.train import build_flow, load_for
 
 MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist.npz"
@@ -392,6 +393,19 @@ def test_plain_lines_elsewhere(train, tmp_path, capsys):
     shown = r", [\d,.]+ (steps per s|s per step), \d\d:\d\d left, loss=[-\d.]+, rate=[\d.e+]+, validation=[-\d.]+$"
     assert all(re.search(shown, line) for line in lines)
     assert last == f"done; try: jacobiflow sample {tmp_path / 'model'} -n 16 --out samples"
+
+
+def test_a_step_is_shown_once(tmp_path, monkeypatch, capsys):
+    """Also where its line is due for both reasons: a value is logged, and the last line was long ago."""
+    monkeypatch.setattr("jacobiflow.core.progress.LINE_SECONDS", 0.0)
+    with Log(tmp_path, 0, 4, tensorboard=False) as subject:
+        for step in range(1, 5):
+            subject.advance(16, 0.5)
+            subject.write(step=step, epoch=1.0, **({"validation": 0.25} if step % 2 == 0 else {}))
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("0 of ")]
+    assert [line.partition(", ")[0] for line in lines] == [f"{step} of 4 steps" for step in range(1, 5)]
+    assert "validation=0.25" in lines[-1]
+    assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [2, 4]
 
 
 def test_the_first_steps_tell_how_long_it_takes(tmp_path, monkeypatch, capsys):

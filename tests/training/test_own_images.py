@@ -12,7 +12,8 @@ from PIL import Image
 
 import jacobiflow as jf
 from jacobiflow.cli.main import main
-from jacobiflow.data.sources import DataConfig, DataError, survey
+from jacobiflow.data.decoding import DataError
+from jacobiflow.data.sources import DataConfig, survey
 from jacobiflow.training.recipe import recipe_for, said_of_images
 
 CPU = torch.device("cpu")
@@ -122,7 +123,7 @@ def test_train_and_load_the_run(photos: Path, tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "run"
     small = "--model.width 16 --model.head-dim 16 --model.blocks 2 --model.patch-size 4 --training.epochs 2"
     flags: list[Any] = ["train", "--images", str(photos), "--out", str(out), *small.split()]
-    for begun in ("12 images, 8 x 8 grey, 2 classes", "resuming from step 2"):
+    for begun in ("12 images, 8 x 8 grey, 2 classes", "finished at step 2"):
         assert main(flags) == 0
         assert begun in capsys.readouterr().err
     flow = jf.load(out)  # the folder of the run

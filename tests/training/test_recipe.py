@@ -11,11 +11,12 @@ import torch
 
 from jacobiflow.cli import train as command
 from jacobiflow.cli.main import main
+from jacobiflow.core.records import RecordError
 from jacobiflow.data.sources import DataConfig
 from jacobiflow.flows.families import recipe_files
 from jacobiflow.flows.maf import MAFConfig
 from jacobiflow.flows.tarflow import TarFlowConfig
-from jacobiflow.training.recipe import Recipe, RecipeError, TrainingConfig, recipe_names
+from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_names
 from jacobiflow.training.train import build_flow
 
 PAPER_SCALE = {  # size, patch, blocks, layers, width: the paper's table, for ImageNet the public TarFlow's
@@ -231,8 +232,8 @@ lr = 1
         ("noise_std = 0.1", "", "training.noise gaussian needs a model with a noise_std above 0"),
         ("image_size = 8", "image_size = 7", "patch_size 4 does not divide image_size 7"),
         ("image_size = 8", "", "model needs a field 'image_size'"),
-        ("image_size = 8", "image_size = 8\nfamily = []", "model.family must be one of tarflow, maf, "),
-        ("image_size = 8", "image_size = 8\nfamily = 'glow'", "model.family must be one of tarflow, maf, "),
+        ("image_size = 8", "image_size = 8\nfamily = []", "family must be one of tarflow, maf, "),
+        ("image_size = 8", "image_size = 8\nfamily = 'glow'", "family must be one of tarflow, maf, "),
         ("[data]", "[date]", "a recipe has no table 'date'"),
         ("[model]", "[[model]]", "a recipe needs a table [model]"),
         ('source = "x.npz"', "source = 3", "data.source must be str, not 3"),
@@ -244,7 +245,7 @@ def test_a_wrong_file_is_one_line(tmp_path, refusal, old, new, words):
     assert Recipe.load(path).training.lr == 1
     path.write_text(GOOD.replace(old, new))
     line = refusal(recipe=path)
-    assert line.startswith(f"{path}: ")
+    assert line.startswith(f"cannot read the recipe {path}: ")
     assert words in line
 
 
@@ -260,7 +261,7 @@ def test_recipes_that_are_not_there(tmp_path, refusal):
 
 
 def test_the_api_checks_what_the_file_does():
-    with pytest.raises(RecipeError, match="noise must be gaussian or"):
+    with pytest.raises(RecordError, match="noise must be gaussian or"):
         TrainingConfig(noise="pink")
     with pytest.raises(TypeError, match="learning_rate"):
         TrainingConfig(learning_rate=1.0)

@@ -25,12 +25,13 @@ from safetensors.torch import load_file, save_file
 import jacobiflow as jf
 import leftovers
 from jacobiflow.cli.main import main
-from jacobiflow.core import locks as lock
+from jacobiflow.core import processes as lock
 from jacobiflow.core.files import checksum, write_text
 from jacobiflow.core.processes import World
 from jacobiflow.training import log, loop, state, train
-from jacobiflow.training.loop import Trainer, TrainingError
+from jacobiflow.training.loop import Trainer
 from jacobiflow.training.recipe import Recipe
+from jacobiflow.training.state import TrainingError
 
 LONG = ("--training.epochs", "24", "--training.ema", "0.9", "--model.volume-preserving")  # 120 steps
 PATIENCE = 300  # seconds
@@ -235,6 +236,16 @@ def test_a_log_line_that_was_cut_off_is_written_again(short, train, tmp_path):
     assert_same_weights(whole, tmp_path)
 
 
+def test_a_finished_run_is_not_measured_again(short, train, tmp_path, monkeypatch, capsys):
+    whole, entries = short
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    before = (tmp_path / "model/profile.json").read_bytes()
+    capsys.readouterr()
+    assert train(tmp_path, *SHORT) == entries
+    assert "measuring" not in capsys.readouterr().err
+    assert (tmp_path / "model/profile.json").read_bytes() == before
+
+
 def test_what_decides_nothing_may_change(short, recipe, train, tmp_path):
     whole, entries = short
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
@@ -408,7 +419,7 @@ def test_an_optimiser_of_another_shape(tmp_path):
     optimizer.step()
     optimizer.state[model.bias]["exp_avg"] = torch.zeros(3)
     state.State(tmp_path, {}, model, optimizer, None).save(1)
-    with pytest.raises(state.StateError, match="its optimizer state of bias has another shape"):
+    with pytest.raises(TrainingError, match="its optimizer state of bias has another shape"):
         state.State(tmp_path, {}, model, torch.optim.AdamW(model.parameters()), None).load()
 
 
@@ -429,7 +440,8 @@ def test_two_processes_are_as_good_as_one(recipe, train, tmp_path):
         _, text = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, text
     one = train(tmp_path / "one", *flags[:2])
-    assert len(one) == 50 + 10
+    assert len(one) == 50
+    assert sum("validation" in entry for entry in one) == 10
     assert_close(read(tmp_path / "two"), one)
     assert (tmp_path / "two/kept/step-0000025/model.safetensors").exists()
     assert sum("parameters," in line for line in text.splitlines()) == 1  # one of them talks

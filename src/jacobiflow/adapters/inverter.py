@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import repeat
@@ -11,17 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from jacobiflow.adapters.maps import ForeignMap
 from jacobiflow.adapters.masked import pack, structure
-from jacobiflow.adapters.module_state import Snapshot, State
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, TransformSpec, library_mode
-from jacobiflow.core.block import Block, Cache, Conditioner, NoCache, Start, WrappedConditioner, take
+from jacobiflow.adapters.transform_spec import Declined, State, TransformSpec, library_mode
+from jacobiflow.core.block import Block, Cache, Conditioner, MaskedNetwork, NoCache, Start, WrappedConditioner, take
 from jacobiflow.core.decode import decode
-from jacobiflow.core.description import MaskedNetwork
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.method import Method
 from jacobiflow.core.stopping import ROUNDING
 from jacobiflow.flows.masked_mlp import MaskedConditioner
-from jacobiflow.flows.weights import WeightMemo
+from jacobiflow.flows.weights import WeightMemo, tensors_of
 from jacobiflow.kernels.backend import bind
 from jacobiflow.kernels.threads import torch_single_threaded
 
@@ -37,30 +36,27 @@ EXACT_LOG_DET_ABOVE = 1e-5  # of tol, from which the log-determinant is computed
 
 @dataclass(frozen=True)
 class ForeignConditioner:
-    """Another library's network as it is: each call is a full pass.
-
-    forward: theta [n, T, P] of x [n, T] and context [n, C], both in the order of positions.
-    weights: what it reads now.
-    """
+    """Another library's network as it is: each call is a full pass."""
 
     length: int
-    forward: Callable[[Tensor, Tensor | None], Tensor]
-    weights: Callable[[], Iterable[Tensor]]
+    forward: Callable[[Tensor, Tensor | None], Tensor]  # theta [n, T, P] of x [n, T] in the order of positions
+    weights: tuple[Tensor, ...]  # what it reads
+    like: Tensor  # has their dtype and device
     context: Tensor | None = None
 
     def select(self, rows: Tensor) -> ForeignConditioner:
         return self if self.context is None else replace(self, context=self.context[rows])
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (*self.weights(), *(() if self.context is None else (self.context,)))
+        return self.weights if self.context is None else (*self.weights, self.context)
 
     def new_cache(self, n: int) -> NoCache:
         return NoCache()
 
     def first(self, n: int) -> Tensor:
         rows = 1 if self.context is None else n  # without context it is the same for all rows
-        zeros = next(iter(self.weights()), torch.zeros(())).new_zeros(rows, self.length, 1)
-        return self.all_params(zeros)[:, :1].expand(n, -1, -1)
+        theta = self.all_params(self.like.new_zeros(rows, self.length, 1))
+        return theta[:, :1].expand(n, -1, -1)
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         return take(self.all_params(x), start, width)
@@ -109,84 +105,76 @@ class Packed:
 
     @cached_property
     def ways(self) -> tuple[str, ...]:
-        """The ways in which it can be solved."""
         if self.bind(None).engine.name == "c":
             return (KERNELS,)  # all positions in one call, which nothing beats
         return (FULL,) if self.network is None else (STEPS, SWEEPS)
 
     def slower(self) -> str:
-        """Why no C kernel runs."""
         if self.network is None:
             return "its activation or connections are not known: each sweep is a full pass"
-        like = self.spec.like
-        if like.dtype is not torch.float32 or like.device.type != "cpu":
-            return f"no C kernel for {like.dtype} on {like.device.type}"
-        if not hasattr(self.spec.bijector, "describe"):
-            return "no C kernel for its elementwise map"
-        return "no C kernel for its activation, or no C compiler"
+        like, act, bijector = self.spec.like, self.network.activation, type(self.spec.bijector).__name__
+        name = getattr(act, "__name__", type(act).__name__)
+        return f"no C kernel for {like.dtype} on {like.device.type} with {bijector} and {name}, or no C compiler"
 
     def fits(self, z: Tensor, context: Tensor | None) -> bool:
         """Whether the transform accepts these rows. The original reports what is wrong with others."""
-        like, width, given = self.spec.like, 0, [z]
+        spec, width = self.spec, 0
         if context is not None:
             width = context.shape[-1] if context.ndim == 2 and len(context) in (1, len(z)) else -1
-            given.append(context)
-        shapes = z.ndim == 2 and len(z) > 0 and z.shape[1] == self.spec.length and width in self.spec.contexts
-        return shapes and all(t.dtype is like.dtype and t.device == like.device for t in given)
+        shapes = z.ndim == 2 and len(z) > 0 and (z.shape[1], width) == (spec.network.length, spec.context)
+        kinds = {(t.dtype, t.device) for t in (z, context, spec.like) if t is not None}
+        return shapes and len(kinds) == 1
 
     @torch.no_grad()
     def bind(self, context: Tensor | None) -> Block:
         """The block for these rows of context [n, C]; [1, C] is the context of all rows."""
-        spec, shared, terms = self.spec, tuple[Tensor, ...](), dict[int, Tensor]()
+        spec, weights = self.spec, tuple(tensors_of(self.spec.module))
+        terms, theta = dict[int, Tensor](), partial(self._theta, None)
         if context is not None:
             if len(context) > 1 and not context.requires_grad and bool((context == context[:1]).all()):
                 context = context[:1]
             if self.network is not None:
                 terms = spec.network.terms(context, self.units)
             if len(context) == 1:
-                shared, context = (context,), None
-
-        def weights() -> tuple[Tensor, ...]:
-            return (*spec.module.parameters(), *shared)
-
+                weights, theta, context = (*weights, context), partial(self._theta, context), None
         conditioner: Conditioner
         if self.network is None:
-            conditioner = ForeignConditioner(spec.length, self._theta(*shared), weights, context)
+            conditioner = ForeignConditioner(spec.network.length, theta, weights, spec.like, context)
         else:
-            conditioner = MaskedConditioner(self.network, self._theta(*shared), weights, context, terms)
+            conditioner = MaskedConditioner(self.network, theta, lambda: weights, context, terms)
         if isinstance(spec.bijector, ForeignMap) and spec.bijector.features:
             conditioner = IndexedConditioner(conditioner, self.units[0])
         return bind(conditioner, spec.bijector, self.order)
 
-    def _theta(self, shared: Tensor | None = None) -> Callable[[Tensor, Tensor | None], Tensor]:
+    def _theta(self, shared: Tensor | None, x: Tensor, context: Tensor | None) -> Tensor:
         """The library's own parameters, in the order of positions; shared: the context of all rows [1, C]."""
-        order, back = self.order, None if self.order is None else torch.argsort(self.order)
-
-        def theta(x: Tensor, context: Tensor | None) -> Tensor:
-            context = context if shared is None else shared.expand(len(x), -1)
-            with library_mode():
-                own = self.spec.theta(x if back is None else x[:, back], context)
-            return own if order is None else own[:, order]
-
-        return theta
+        context = context if shared is None else shared.expand(len(x), -1)
+        with library_mode():
+            own = self.spec.theta(x if self.order is None else x[:, torch.argsort(self.order)], context)
+        return own if self.order is None else own[:, self.order]
 
     def solve(self, z: Tensor, context: Tensor | None, tol: float, way: str) -> Solution:
         """Solve z [n, T] with context [n, C] or [1, C] in one of `ways`, a bounded number of rows at once."""
-        numbers = sum(link.linear.out_features for link in self.spec.network.links) + self.spec.length
+        numbers = sum(link.linear.out_features for link in self.spec.network.links) + self.spec.network.length
         rows = max(MOST_NUMBERS // numbers, 1)
         contexts = repeat(context) if context is None or len(context) != len(z) else torch.split(context, rows)
         found = [self._solve(*part, tol, way) for part in zip(torch.split(z, rows), contexts, strict=False)]
-        if len(found) == 1:
-            return found[0]
         x, log_det, lost, passes = zip(*found, strict=True)
         return Solution(torch.cat(x), torch.cat(log_det), sum(lost), max(passes))
 
     def _solve(self, z: Tensor, context: Tensor | None, tol: float, way: str) -> Solution:
         with torch_single_threaded(z):
             block, z = self.bind(context), z.unsqueeze(-1)
-            wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.tensors()))
+            wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.conditioner.tensors()))
             tol = tolerance(tol, z.dtype, wanted, self.spec.resolution)
-            x, log_det, lost, passes = _decode(block, z, tol, way)
+            most = MAX_SWEEPS + int(MAX_SWEEPS_PER_POSITION * block.length) if way == SWEEPS else None
+            width = None if way in (SWEEPS, FULL) else 1
+            method = Method(width=width, tol=tol, max_sweeps=most, init="zeros", unit="relative")
+            out = decode(block, z, method, compact_at=COMPACT_AT if z.numel() > COMPACT_FROM_NUMBERS else 0)
+            x, log_det, stats = out.x, out.log_det, out.stats.blocks[0]
+            lost = ~x.isfinite().flatten(1).all(1)
+            x[lost] = log_det[lost] = float("nan")
+            new = lost & z.isfinite().flatten(1).all(1)  # other layers may have lost rows before
             with torch.no_grad():
                 if tol > EXACT_LOG_DET_ABOVE:
                     log_det = -block.forward(x)[1]
@@ -194,17 +182,15 @@ class Packed:
                     for _ in range(LAST_PASSES):
                         x, log_det = block.sweep(x, z)
             if wanted:
-                x, log_det = attach(block, z, x, log_det, tol=tol, lent=Snapshot(self.spec.module).lent)
-            return Solution(x.squeeze(-1), log_det, lost, passes)
+                x, log_det = attach(block, z, x, log_det, tol=tol)
+            passes = stats.sweeps.max() if way == FULL else stats.evaluated.max() / block.length
+            return Solution(x.squeeze(-1), log_det, int(new.sum()), float(passes))
 
 
 class TransformInverter:
-    """Packs the weights of one transform again when they change.
+    """Packs the weights of one transform again when they change."""
 
-    Uses `__slots__` because sbi mutates any object with a `__dict__`.
-    """
-
-    __slots__ = ("memo", "signature", "spec", "structures")
+    __slots__ = ("memo", "signature", "spec", "structures")  # sbi mutates any object with a `__dict__`
 
     def __init__(self, spec: TransformSpec) -> None:
         self.spec, self.memo, self.structures = spec, WeightMemo(), WeightMemo()
@@ -213,33 +199,14 @@ class TransformInverter:
         self.signature = hash((spec.passes, weights, kinds))  # of what decides which way is the fastest
 
     def pack(self, state: State, spec: TransformSpec) -> Packed:
-        """Read weights and layers, which may have been replaced."""
         self.spec, net = spec, spec.network
         known = self.structures.fresh([link.mask for link in net.links], partial(structure, net))
         if known is None:
             raise Declined("its masks are not autoregressive in any order")
         units = tuple(u.to(spec.like.device) for u in known.units)
-        natural = bool((known.order == torch.arange(spec.length)).all())
+        natural = bool((known.order == torch.arange(spec.network.length)).all())
         network = pack(net, known) if net.activation is not None and state.bare else None
         return Packed(spec, units, None if natural else units[0], network)
-
-
-def _decode(block: Block, z: Tensor, tol: float, way: str) -> Solution:
-    """x [n, T, 1]; rows without a finite inverse are NaN. Counts those that became so here, not those that
-    another layer has made so."""
-    length = z.shape[1]
-    most = MAX_SWEEPS + int(MAX_SWEEPS_PER_POSITION * length) if way == SWEEPS else None
-    width = None if way in (SWEEPS, FULL) else 1
-    method = Method(width=width, tol=tol, max_sweeps=most, init="zeros", unit="relative")
-    out = decode(block, z, method, compact_at=COMPACT_AT if z.numel() > COMPACT_FROM_NUMBERS else 0)
-    stats, passes, new = out.stats.blocks[0], 0.0, 0
-    if len(z):
-        passes = float(stats.sweeps.max() if way == FULL else stats.evaluated.max() / length)
-    lost = (~out.x.isfinite()).flatten(1).any(1).nonzero()[:, 0]
-    if len(lost):
-        out.x[lost] = out.log_det[lost] = float("nan")
-        new = int(z[lost].isfinite().flatten(1).all(1).sum())
-    return Solution(out.x, out.log_det, new, passes)
 
 
 def tolerance(tol: float, dtype: torch.dtype, gradients: bool, resolution: float) -> float:

@@ -1,38 +1,33 @@
-"""The MADE of nflows, with its transforms: nflows, normflows and other copies of it, by any name.
-
-The copies differ in where context enters, in what is activated and in their elementwise maps.
-"""
+"""The MADE of nflows, with its transforms: nflows, normflows and other copies of it, by any name."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from jacobiflow.adapters.maps import SoftplusSpline
+from jacobiflow.adapters.maps import ForeignMap, SoftplusSpline, own_map
 from jacobiflow.adapters.masked import networks
-from jacobiflow.adapters.patch import Call, Patch
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, own_map, parts, variant
+from jacobiflow.adapters.patch import Patch
+from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, parts, variant
 from jacobiflow.core.bijectors import Bijector, ScaleAffine
 
 LAYERS = {"initial_layer", "blocks", "final_layer"}
+SPLINE_OPTIONS = ("tails", "tail_bound", "min_bin_width", "min_bin_height", "min_derivative")
 METHODS = ("inverse", "_elementwise_forward", "_elementwise_inverse")
 
 
 class Inverse(Patch):
     """`transform.inverse(inputs, context)`."""
 
-    method = "inverse"
-
     @classmethod
     def matches(cls, item: Any) -> bool:
         net = parts(item).get("autoregressive_net")
-        has_layers = set(parts(net)) >= LAYERS
-        return has_layers and all(hasattr(type(item), method) for method in METHODS)
+        return set(parts(net)) >= LAYERS and all(hasattr(type(item), method) for method in METHODS)
 
     def describe(self, module: Any) -> TransformSpec:
         net = module.autoregressive_net
@@ -43,21 +38,19 @@ class Inverse(Patch):
         context_layer = net._modules.get("context_layer")
         candidates = networks(layers, activation, lambda r: r.view(net.initial_layer.in_features, -1), context_layer)
         length, params = candidates[0].rows.shape
-        bounds = getattr(module, "tail_bound", None), getattr(module, "tails", None)
         return TransformSpec(
             module=module,
             passes=length,
-            contexts=(0,) if context_layer is None else (0, context_layer.in_features),
+            context=0 if context_layer is None else context_layer.in_features,
             theta=lambda x, context: net(x, context).view(len(x), length, -1),
             maps=tuple(_maps(module, length, params)),
             networks=candidates,
             twin=partial(_twin, module),
-            options=[str(bound) for bound in bounds],
+            options=[str(getattr(module, name, None)) for name in ("tail_bound", "tails")],
         )
 
     def __call__(self, inputs: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        solved = self.solved(Call(inputs, context, lambda z: self.original()(z, context)))
-        return self.original()(inputs, context) if solved is None else solved
+        return self.solved(inputs, context) or self.original()(inputs, context)
 
 
 def _twin(owner: Any, theta: Theta, width: int) -> tuple[Map, Map]:
@@ -79,7 +72,18 @@ def _maps(owner: Any, length: int, params: int) -> Iterator[Bijector]:
     """Maps of ours that may have the same formula, then the transform's own."""
     bins, tails, bound = (getattr(owner, name, None) for name in ("num_bins", "tails", "tail_bound"))
     if isinstance(tails, list | tuple) or torch.is_tensor(bound):
-        yield ForeignMap(_feature_map(owner), features=length)
+        module = sys.modules[type(owner).__module__]  # normflows imports its splines there
+        spline = getattr(getattr(module, "splines", None), "unconstrained_rational_quadratic_spline", None)
+        if spline is None:
+            raise Declined("its tails differ between features, in another way than in normflows")
+
+        def by_feature(value: Tensor, theta: Tensor, inverse: bool, features: Tensor) -> tuple[Tensor, Tensor]:
+            part = _part(owner, features)
+            sizes = theta.tensor_split((owner.num_bins, 2 * owner.num_bins), -1)
+            options = {name: getattr(part, name) for name in SPLINE_OPTIONS}
+            return spline(value, *sizes, inverse=inverse, **options)  # type: ignore[no-any-return]
+
+        yield ForeignMap(by_feature, features=length)
         return
     if bins is None and params == 2:
         eps = getattr(owner, "_epsilon", 1e-3)
@@ -88,24 +92,6 @@ def _maps(owner: Any, length: int, params: int) -> Iterator[Bijector]:
     if tails == "linear" and bins is not None and params == 3 * bins - 1 > 2:
         yield SoftplusSpline(bins, owner.tail_bound, owner.min_bin_width, owner.min_derivative)
     yield own_map(partial(_twin, owner))
-
-
-def _feature_map(owner: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The spline of normflows whose tails and bounds differ between features: the function that the module of
-    the class imports."""
-    splines = getattr(sys.modules[type(owner).__module__], "splines", None)
-    spline = getattr(splines, "unconstrained_rational_quadratic_spline", None)
-    if spline is None:
-        raise Declined("its tails differ between features, in another way than in normflows")
-    limits = {name: getattr(owner, name) for name in ("min_bin_width", "min_bin_height", "min_derivative")}
-    ends = (owner.num_bins, 2 * owner.num_bins)
-
-    def function(value: Tensor, theta: Tensor, inverse: bool, features: Tensor) -> tuple[Tensor, Tensor]:
-        part = _part(owner, features)
-        own = {"tails": part.tails, "tail_bound": part.tail_bound} | limits
-        return spline(value, *theta.tensor_split(ends, -1), inverse=inverse, **own)  # type: ignore[no-any-return]
-
-    return function
 
 
 def _part(owner: Any, features: Tensor, **attributes: Any) -> Any:

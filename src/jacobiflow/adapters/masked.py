@@ -1,13 +1,7 @@
-"""Masked networks of other libraries: their layers, what the masks determine, and how to pack them.
-
-An adapter lists the masked linear layers of a network and how they are connected. The masks tell which unit
-depends on which feature. That gives the order of the features and the degree of every unit for any
-convention: natural or permuted orders, several features per pass, any acyclic graph.
-"""
+"""Masked networks of other libraries: their layers, what the masks determine, and how to pack them."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import product, starmap
@@ -17,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.adapters.transform_spec import Declined
-from jacobiflow.core.description import MaskedNetwork, Stage
+from jacobiflow.adapters.transform_spec import Declined, variant
+from jacobiflow.core.block import MaskedNetwork, Stage
 
+Function = Callable[[Tensor], Tensor]  # as a term: of context [n, C], [n, out]
 _FUNCTIONS = (
     *(torch.relu, torch.tanh, torch.sigmoid, F.relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.leaky_relu),
     *(F.softplus, F.mish, F.hardtanh, F.relu6, F.softsign, F.tanh, F.sigmoid, F.hardswish, F.logsigmoid),
@@ -35,19 +30,13 @@ def elementwise(activation: Any) -> Function | None:
     if type(activation) not in _MODULES and not any(activation is f for f in _FUNCTIONS):
         return None
     # An in-place activation would overwrite the cached units.
-    return type(activation)() if getattr(activation, "inplace", False) else activation  # type: ignore[no-any-return]
+    return variant(activation, inplace=False) if getattr(activation, "inplace", False) else activation  # type: ignore[no-any-return]
 
 
 def is_masked_linear(layer: Any) -> TypeGuard[nn.Linear]:
     """Whether a layer is a linear layer with a mask of its weight's shape."""
-    return (
-        isinstance(layer, nn.Linear)
-        and isinstance(mask := getattr(layer, "mask", None), Tensor)
-        and mask.shape == (layer.out_features, layer.in_features)
-    )
-
-
-Function = Callable[[Tensor], Tensor]  # as a term: of context [n, C], [n, out]
+    mask = getattr(layer, "mask", None) if isinstance(layer, nn.Linear) else None
+    return isinstance(mask, Tensor) and mask.shape == (layer.out_features, layer.in_features)
 
 
 @dataclass(frozen=True)
@@ -76,10 +65,10 @@ class Link:
         """Weight and bias, masked, including the normalization of the source."""
         weight = self.masked()
         bias: Tensor = weight.new_zeros(len(weight)) if self.linear.bias is None else self.linear.bias
-        if self.before is not None:
-            factor, offset = _affine(self.before)
-            weight, bias = weight * factor, bias + weight @ offset
-        return weight, bias
+        if self.before is None:
+            return weight, bias
+        factor, offset = _affine(self.before)
+        return weight * factor, bias + weight @ offset
 
 
 @dataclass(frozen=True)
@@ -113,7 +102,6 @@ def networks(
     """The ways in which libraries connect the layers of these parts, from input to output.
 
     rows: from the outputs [length * params] to those of each feature [length, params].
-
     A part with two masked linear layers is a residual block; all others have one. Libraries differ in whether a
     residual block activates its input (nflows) or not (zuko), and whether the second plain layer reads the first
     one after its activation (nflows) or before (normflows). `context` is added to the first layer after activation
@@ -148,7 +136,7 @@ def networks(
 
 @dataclass(frozen=True)
 class Structure:
-    """What the masks determine: the order of the features, and the units of each node sorted by degree."""
+    """What the masks determine, for any acyclic graph: the order of the features, and the units sorted by degree."""
 
     order: Tensor  # [length], the feature at each position
     units: tuple[Tensor, ...]
@@ -167,49 +155,36 @@ def structure(net: ForeignNetwork) -> Structure | None:
     position = torch.argsort(order) + 1
     degrees = [torch.where(read, position, 0).amax(1) for read in reads]  # of a unit: the largest that it reads
     units = tuple(torch.argsort(d, stable=True) for d in degrees)
-    ends = []
-    for degree, index in zip(degrees, units, strict=True):
-        ranked = degree[index].tolist()
-        ends.append(tuple(bisect_right(ranked, d) for d in range(net.length + 1)))
-    return Structure(order, units, tuple(ends))
+    every = torch.arange(net.length + 1)
+    ends = [torch.searchsorted(d[index], every, right=True) for d, index in zip(degrees, units, strict=True)]
+    return Structure(order, units, tuple(tuple(e.tolist()) for e in ends))
 
 
 def _reads(net: ForeignNetwork) -> list[Tensor]:
-    """For each node, [unit, feature]: whether the unit depends on the feature.
-
-    A node that adds a skip shares the units of the node that is added: a unit that depends on a feature in one
-    of them counts as dependent in all.
-    """
-    shared = [0]  # the first node of the residual stream that each node is part of
+    """For each node, [unit, feature]: whether the unit depends on the feature, in any node of its residual stream."""
+    shared = [0]  # the first node of the stream that each node is part of
     for i, link in enumerate(net.links, start=1):
         shared.append(i if link.skip is None else shared[link.skip])
     masks = [link.mask.cpu().bool().float() for link in net.links]
     masks[0] = masks[0].narrow(1, net.first, net.length)
     reads = [torch.eye(net.length, dtype=torch.bool), *(torch.zeros(len(m), net.length) > 0 for m in masks)]
-    changed = True
-    while changed:
-        changed = False
+    for _ in net.links:  # what a stream reads at its end, it reads from its beginning
         for node, link, mask in zip(shared[1:], net.links, masks, strict=True):
-            new = reads[node] | (mask @ reads[shared[link.source]].float() > 0)
-            changed |= not torch.equal(new, reads[node])
-            reads[node] = new
+            reads[node] = reads[node] | (mask @ reads[shared[link.source]].float() > 0)
     return [reads[i] for i in shared]
 
 
 def _order(depends: Tensor) -> Tensor | None:
-    """An order in which each feature depends on earlier ones only; the natural order if it is one.
-
-    depends: [feature, feature], whether the parameters of one depend on the other.
-    """
+    """An order in which features depend on earlier ones only; the natural one if it will do."""
     if not bool(depends.triu().any()):
         return torch.arange(len(depends))
-    while True:  # add indirect dependencies: then each feature has more of them than any that it depends on
-        wider = depends | (depends.float() @ depends.float() > 0)
-        if torch.equal(wider, depends):
-            return None if bool(depends.diagonal().any()) else torch.argsort(depends.sum(1), stable=True)
-        depends = wider
+    for _ in range(len(depends).bit_length()):  # indirect dependencies: twice as long a chain each time
+        depends = depends | (depends.float() @ depends.float() > 0)
+    # Now each feature has more of them than any that it depends on.
+    return None if bool(depends.diagonal().any()) else torch.argsort(depends.sum(1), stable=True)
 
 
+@torch.no_grad()
 def pack(net: ForeignNetwork, known: Structure) -> MaskedNetwork:
     """The network as plain data, its units sorted by degree."""
     assert net.activation is not None
@@ -222,21 +197,15 @@ def pack(net: ForeignNetwork, known: Structure) -> MaskedNetwork:
         return weight[new][:, units[link.source]], bias[new, None]
 
     stages = list[Stage]()
-    with torch.no_grad():
-        for link, new, ends in zip(net.links[:-1], units[1:], known.ends[1:], strict=True):
-            norm = None
-            if link.norm is not None:
-                factor, offset = _affine(link.norm)
-                norm = factor[new, None], offset[new, None]
-            stages.append(Stage(*sort(link, new), link.source, link.activated, link.skip, ends, norm))
-        head, head_bias = sort(net.links[-1], net.rows.to(device)[units[0]].flatten())
+    for link, new, ends in zip(net.links[:-1], units[1:], known.ends[1:], strict=True):
+        norm: Any = None if link.norm is None else [t[new, None] for t in _affine(link.norm)]
+        stages.append(Stage(*sort(link, new), link.source, link.activated, link.skip, ends, norm))
+    head, head_bias = sort(net.links[-1], net.rows.to(device)[units[0]].flatten())
     return MaskedNetwork(net.length, tuple(stages), head, head_bias, net.activation, net.links[-1].activated)
 
 
 def _affine(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
     """Batch norm in eval mode is factor * x + offset."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    factor = (norm.running_var + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight)
-    offset = -norm.running_mean * factor
-    return factor, offset if norm.bias is None else offset + norm.bias
+    mean, spread = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+    factor = (spread + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight)
+    return factor, (0 if norm.bias is None else norm.bias) - mean * factor

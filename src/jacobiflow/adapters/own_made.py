@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from jacobiflow.adapters.masked import ForeignNetwork, Link, elementwise, is_masked_linear
-from jacobiflow.adapters.patch import Call, Patch
+from jacobiflow.adapters.patch import Patch
 from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, variant
 from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
@@ -51,9 +52,8 @@ class OwnMADE(nn.Module):
         for layer, mask in masks:
             if id(layer) not in names:
                 raise ValueError(f"masks has a layer that params does not hold: {layer}")
-            if mask.shape != layer.weight.shape:
-                shapes = list(mask.shape), list(layer.weight.shape)
-                raise ValueError(f"a mask has shape {shapes[0]}: give it the shape {shapes[1]} of its weight")
+            if (got := list(mask.shape)) != (want := list(layer.weight.shape)):
+                raise ValueError(f"a mask has shape {got}: give it the shape {want} of its weight")
         self.masks = tuple((names[id(layer)], mask) for layer, mask in masks)  # by name: copies have others
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -92,8 +92,6 @@ class OwnMADE(nn.Module):
 class Inverse(Patch):
     """`transform.inverse(z, context)`."""
 
-    method = "inverse"
-
     @classmethod
     def matches(cls, item: Any) -> bool:
         return isinstance(item, OwnMADE)
@@ -113,7 +111,7 @@ class Inverse(Patch):
         return TransformSpec(
             module=module,
             passes=module.features,
-            contexts=(module.context,),
+            context=module.context,
             theta=module.params,
             maps=(module.bijector,),
             networks=module.networks(),
@@ -122,30 +120,21 @@ class Inverse(Patch):
         )
 
     def __call__(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        solved = self.solved(Call(z, context, lambda z: self.original()(z, context)))
-        return self.original()(z, context) if solved is None else solved
-
-
-class _Same:
-    """Copies of it are itself."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __deepcopy__(self, memo: Any) -> _Same:
-        return self
+        return self.solved(z, context) or self.original()(z, context)
 
 
 class _Function(nn.Module):
     """A function whose weights are those of the modules in it. Copies compute with their own weights."""
 
+    first: _Function
+
     def __init__(self, function: Params) -> None:
         super().__init__()
         self.function, self.parts = function, nn.ModuleList(captured(function))
-        self.first = _Same(self)  # whose modules are in the function
+        vars(self)["first"] = self  # whose modules are in the function; not a part
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        first = self.first.module
+        first = self.first
         if first is self:
             return self.function(x, context)
         training = [m.training for m in first.modules()]
@@ -156,3 +145,6 @@ class _Function(nn.Module):
         finally:
             for m, mode in zip(first.modules(), training, strict=True):
                 m.training = mode
+
+    def __deepcopy__(self, memo: Any) -> _Function:
+        return variant(self, _modules=copy.deepcopy(self._modules, memo))  # type: ignore[no-any-return]

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.adapters import race
 from jacobiflow.adapters.inverter import KERNELS, Packed, Solution, TransformInverter
-from jacobiflow.adapters.module_state import State
 from jacobiflow.adapters.recognise import verify
-from jacobiflow.adapters.transform_spec import Declined, NothingToGain, TransformSpec
+from jacobiflow.adapters.transform_spec import Declined, NothingToGain, State, TransformSpec
 from jacobiflow.flows.weights import tensors_of
 
+ORIGINAL = "original"
+MARGIN = 1.2  # by which the original must be beaten: calling ours has a cost of its own
+REPEATS, SHORT_SECONDS = 5, 0.01  # shorter runs are repeated, because noise decides them
+PATIENCE_SECONDS = 0.1  # originals that take longer are estimated from one pass
+AGAIN = (100, 10_000)  # calls after which it is measured again: weights may have changed meanwhile
 AS_FAST = ("it is as fast", "it is as fast with gradients")
 FEW_PASSES = 2  # of an original inverse that leaves nothing to save
 
+Work = Callable[[], object]
+_winners: dict[Hashable, str] = {}  # by shape, number of rows, mode and number of threads
+_calls: dict[Hashable, int] = {}
+clock = time.perf_counter
+
 
 def require_gain(passes: int) -> None:
-    """Raise NothingToGain if an original inverse takes so few passes that there is nothing to save."""
+    """Raise NothingToGain where there are few passes to save."""
     if passes <= FEW_PASSES:
         raise NothingToGain(f"its own inverse takes {passes} passes")
 
@@ -33,72 +42,38 @@ def require_gain(passes: int) -> None:
 class Tally:
     """What has run so far."""
 
-    calls: dict[str, int] = field(default_factory=dict)  # by what ran
+    calls: Counter[str] = field(default_factory=Counter)  # by what ran
     rows: int = 0  # that were solved
     passes_saved: float = 0.0
     last: str = ""  # what ran last
     reason: str = ""  # why that was the original
 
     def count(self, ran: str, reason: str = "", rows: int = 0, saved: float = 0.0) -> None:
-        """Add a call."""
         self.last, self.reason = ran, reason
-        self.calls[ran] = self.calls.get(ran, 0) + 1
+        self.calls[ran] += 1
         self.rows += rows
         self.passes_saved += saved
 
 
-class Key(NamedTuple):
-    """What decides which way is the fastest."""
-
-    signature: int  # of the transform
-    rows: int  # their number of bits
-    gradients: bool
-    dtype: torch.dtype
-    device: torch.device
-    threads: int
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of the inverse: noise z [..., T], context [..., C], and the original of it."""
-
-    z: Tensor
-    context: Tensor | None
-    original: Callable[[Tensor], Any]  # of z
-
-    @property
-    def batch(self) -> torch.Size:
-        """The leading dimensions, which broadcast."""
-        own, context = self.z.shape[:-1], self.context
-        if context is None or context.shape[:-1] == own:
-            return own
-        try:
-            return torch.broadcast_shapes(own, context.shape[:-1])  # type: ignore[no-any-return, no-untyped-call]
-        except RuntimeError as error:
-            raise Declined("z and context of shapes that do not broadcast") from error
-
-    def flat(self) -> Call:
-        """With z [n, T], and context [n, C] or [1, C]."""
-        batch, z, context = self.batch, self.z, self.context
-        z = z.expand(*batch, -1)
-        if context is not None:
-            if context.shape[:-1].numel() > 1:  # one row is the context of all
-                context = context.expand(*batch, -1)
-            context = context.reshape(-1, context.shape[-1])
-        shape, original = z.shape, self.original
-        return Call(z.reshape(-1, shape[-1]), context, lambda rows: original(rows.view(shape)))
+def batch_shape(z: Tensor, context: Tensor | None) -> torch.Size:
+    """The leading dimensions of noise z [..., T] and context [..., C], which broadcast."""
+    shapes = [t.shape[:-1] for t in (z, context) if t is not None]
+    try:
+        return torch.broadcast_shapes(*shapes)  # type: ignore[no-any-return, no-untyped-call]
+    except RuntimeError as error:
+        raise Declined("z and context of shapes that do not broadcast") from error
 
 
 class Patch:
     """Replaces a method of `owner`. It is pickled and copied with its owner, and holds no weights."""
 
-    method: ClassVar[str]
+    method: ClassVar[str] = "inverse"
     whole: ClassVar[bool] = False  # whether `module` itself computes parameters, not only its children
-    batched: ClassVar[bool] = False  # whether z and context have leading dimensions, which broadcast
+    batched: ClassVar[bool] = False  # whether context is bound; z and it then have leading dimensions, which broadcast
 
     def __init__(self, owner: Any, tol: float = 0.0, tally: Tally | None = None) -> None:
         self.owner, self.tol, self.tally = owner, tol, tally or Tally()
-        before = vars(owner).get(self.method)  # set on the object, not by its class
+        before = vars(owner).get(self.method)  # set on the object, as Pyro does
         self.before: Any = before.before if isinstance(before, Patch) else before
         self.shared: TransformInverter | None = None
 
@@ -123,47 +98,37 @@ class Patch:
         return spec if self.state().hooked else verify(self.module, self.describe)
 
     def original(self) -> Callable[..., Any]:
-        """The method that is replaced."""
-        if self.before is not None:
-            return self.before  # type: ignore[no-any-return]
-        return getattr(type(self.owner), self.method).__get__(self.owner)  # type: ignore[no-any-return]
+        return self.before or getattr(type(self.owner), self.method).__get__(self.owner)  # type: ignore[no-any-return]
 
     def install(self) -> None:
-        """Replace the method."""
         setattr(self.owner, self.method, self)
 
     def remove(self) -> None:
-        """Put the original method back."""
         delattr(self.owner, self.method)
         if self.before is not None:
             setattr(self.owner, self.method, self.before)
 
     def inverter(self) -> TransformInverter:
-        """The inverter of this owner, made on first use."""
-        if self.shared is None:
-            self.shared = TransformInverter(self.spec())
+        """Made on first use."""
+        self.shared = self.shared or TransformInverter(self.spec())
         return self.shared
 
     def now(self) -> tuple[str, str]:
         """What runs now, and why nothing faster does."""
         try:
-            inverter, state = self.inverter(), self.state(self.inverter().spec.like.device)
+            inverter = self.inverter()
+            state = self.state()
+            state.check(inverter.spec.like.device)
             packed = inverter.memo.fresh(state.tensors, partial(self._pack, state))
-            if isinstance(packed, str):
-                raise Declined(packed)
         except Declined as reason:
-            return race.ORIGINAL, str(reason)
-        if self.tally.last == race.ORIGINAL:
-            return race.ORIGINAL, self.tally.reason
+            packed = str(reason)
+        if isinstance(packed, str) or self.tally.last == ORIGINAL:
+            return ORIGINAL, packed if isinstance(packed, str) else self.tally.reason
         ways = (self.tally.last,) if self.tally.last in packed.ways else packed.ways
         return " or ".join(ways), "" if KERNELS in ways else packed.slower()
 
-    def state(self, device: torch.device | None = None) -> State:
-        """The state of what computes parameters. With `device`, raises Declined if only the original is right."""
-        state = State((self.module,) if self.whole else self.module.children())
-        if device is not None and (obstacle := state.obstacle(device)):
-            raise Declined(obstacle)
-        return state
+    def state(self) -> State:
+        return State((self.module,) if self.whole else self.module.children())
 
     def _pack(self, state: State) -> Packed | str:
         """The transform as it is now, or why only the original is right."""
@@ -172,76 +137,80 @@ class Patch:
         except Declined as reason:
             return str(reason)
 
-    def solved(self, call: Call) -> tuple[Tensor, Tensor] | None:
-        """x with z = f(x), and log |dx/dz|, in the shape of the call. None: call the original, because ours does
-        not apply or is not faster."""
+    def solved(self, z: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """x with z = f(x), and log |dx/dz|, in the shape of the call. None: call the original."""
         try:
-            key = self._key(call)
-            won = race.winner(key)
-            reason = AS_FAST[key.gradients] if won == race.ORIGINAL else ""
-            if not reason:
-                way, found = self._attempt(call, key, won)
-        except Declined as declined:
-            reason = str(declined)
-        if reason:
-            self.tally.count(race.ORIGINAL, reason)
+            way, found = self._attempt(z, context)
+        except Declined as reason:
+            self.tally.count(ORIGINAL, str(reason))
             return None
-        x, n = found.x, len(found.x)
+        n, batch = len(found.x), batch_shape(z, context)
         self.tally.count(way, "", n, max(self.inverter().spec.passes - found.passes, 0))
         if found.lost:
-            wider = "" if x.dtype is torch.float64 else "try float64, or "
-            warnings.warn(
-                f"{found.lost} of {n} samples have no finite inverse in {x.dtype}: they are not finite, "
-                f"as they would be without acceleration; {wider}check the weights and the noise",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        return (x.view(*call.batch, -1), found.log_det.view(call.batch)) if self.batched else (x, found.log_det)
+            advice = "" if z.dtype is torch.float64 else "try float64, or "
+            what = f"{found.lost} of {n} samples have no finite inverse in {z.dtype}: they are not finite"
+            advice += "check the weights and the noise"
+            warnings.warn(f"{what}, as they would be without acceleration; {advice}", RuntimeWarning, stacklevel=3)
+        return found.x.view(*batch, -1), found.log_det.view(batch)
 
-    def _key(self, call: Call) -> Key:
-        z, given = call.z, (call.z,) if call.context is None else (call.z, call.context)
-        gradients = torch.is_grad_enabled() and any(t.requires_grad for t in chain(given, tensors_of(self.module)))
-        rows = call.batch.numel().bit_length()
-        return Key(self.inverter().signature, rows, gradients, z.dtype, z.device, torch.get_num_threads())
-
-    def _attempt(self, call: Call, key: Key, way: str | None) -> tuple[str, Solution]:
+    def _attempt(self, z: Tensor, context: Tensor | None, way: str | None = None) -> tuple[str, Solution]:
         """What ran, and the solution. Raises Declined where the original must run. way: the one to take."""
-        inverter = self.inverter()
-        state, call = self.state(call.z.device), call.flat() if self.batched else call
-        z, context = call.z, call.context
+        inverter, given = self.inverter(), (z, context, *tensors_of(self.module))
+        gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+        rows = batch_shape(z, context).numel().bit_length()
+        key = (inverter.signature, rows, gradients, z.dtype, z.device, torch.get_num_threads())
+        way = way or winner(key)
+        if way == ORIGINAL:
+            raise Declined(AS_FAST[gradients])
+        state, flat = self.state(), self._rows(z, context)
+        state.check(z.device)
 
         def use(packed: Packed | str) -> tuple[str, Solution]:
             if isinstance(packed, str):
                 raise Declined(packed)
-            if not packed.fits(z, context):
+            for frozen, now in zip(packed.spec.module.modules(), self.module.modules(), strict=False):
+                frozen.training = now.training  # layers of zuko differ in their gradients
+            if not packed.fits(*flat):
                 raise Declined("inputs or context of another shape, dtype or device")
-            chosen = way if way in packed.ways else self._race(key, packed, call)
-            if chosen == race.ORIGINAL:
-                raise Declined(AS_FAST[key.gradients])
-            return chosen, packed.solve(z, context, self.tol, chosen)
+            chosen = way if way in packed.ways else self._race(key, packed, z, context, gradients)
+            if chosen == ORIGINAL:
+                raise Declined(AS_FAST[gradients])
+            return chosen, packed.solve(*flat, self.tol, chosen)
 
         return inverter.memo.solve(((None, state.tensors),), partial(self._pack, state), use)
 
-    def _race(self, key: Key, packed: Packed, call: Call) -> str:
+    def _rows(self, z: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """z [n, T], and context [n, C], or [1, C] if it is that of all rows."""
+        if not self.batched:
+            return z, context
+        batch = batch_shape(z, context)
+        if context is not None:
+            context = context if context.shape[:-1].numel() == 1 else context.expand(*batch, -1)
+            context = context.reshape(-1, context.shape[-1])
+        return z.expand(*batch, -1).reshape(-1, z.shape[-1]), context
+
+    def _race(self, key: Hashable, packed: Packed, z: Tensor, context: Tensor | None, gradients: bool) -> str:
         """The fastest way for these rows, gradients included."""
-        gradients = key.gradients
         weights = [p for p in self.module.parameters() if p.requires_grad]
 
         def timed(run: Callable[[Tensor], Any]) -> None:
-            leaf = call.z.detach().requires_grad_(gradients)
+            leaf = z.detach().requires_grad_(gradients)
             found = run(leaf)
             if gradients:
                 total = sum(t.sum() for t in (found if isinstance(found, tuple) else (found,)))
                 torch.autograd.grad(total, [leaf, *weights], allow_unused=True)
 
-        def ours(way: str, z: Tensor) -> tuple[Tensor, Tensor]:
-            return self._attempt(replace(call, z=z), key, way)[1][:2]
-
         def one_pass(z: Tensor) -> tuple[Tensor, Tensor]:
-            return packed.bind(call.context).sweep(z[..., None], z[..., None])
+            z, rows = self._rows(z, context)
+            return packed.bind(rows).sweep(z[..., None], z[..., None])
 
-        ways = {way: partial(timed, partial(ours, way)) for way in packed.ways}
-        return race.run(key, ways, partial(timed, call.original), partial(timed, one_pass), packed.spec.passes)
+        def ours(way: str) -> Work:
+            return lambda: timed(lambda z: self._attempt(z, context, way)[1][:2])
+
+        given = () if self.batched else (context,)
+        original = partial(timed, lambda z: self.original()(z, *given))
+        ways = {way: ours(way) for way in packed.ways}
+        return race(key, ways, original, partial(timed, one_pass), packed.spec.passes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "shared": None}
@@ -251,10 +220,7 @@ class FactoryPatch(Patch):
     """Replaces a method that makes transforms: each of them is accelerated, with the inverter of the owner."""
 
     made: ClassVar[type[Patch]]  # the patch of what is made
-
-    def make(self, module: Any) -> Any:
-        """What the method makes with the weights of `module`, for any context."""
-        raise NotImplementedError
+    make: Callable[[Any], Any]  # what the method makes with the weights of a module, for any context
 
     def describe(self, module: nn.Module) -> TransformSpec:
         made = self.make(module)
@@ -268,3 +234,35 @@ class FactoryPatch(Patch):
         patch.shared = self.inverter()
         patch.install()
         return transform
+
+
+def winner(key: Hashable) -> str | None:
+    """The way that has won; None: it must be measured now."""
+    _calls[key] = _calls.get(key, 0) + 1
+    return None if _calls[key] in AGAIN else _winners.get(key)
+
+
+def race(key: Hashable, ways: Mapping[str, Work], original: Work, one_pass: Work, passes: int) -> str:
+    """The fastest of our ways or the original, remembered under `key`.
+
+    One run of each way and one pass of the original decide clear cases, unless they are short: then calls cost as
+    much as passes, and only the original itself tells. In others all runs are repeated.
+    """
+    seconds = {name: _best(work, 1) for name, work in ways.items()}
+    theirs = passes * _best(one_pass, 1)
+    if theirs < SHORT_SECONDS or 2 * min(seconds.values()) > theirs:
+        seconds = {name: _best(work, REPEATS) for name, work in ways.items()}
+        theirs = _best(original, REPEATS) if theirs < PATIENCE_SECONDS else passes * _best(one_pass, REPEATS)
+    ours = min(seconds, key=seconds.__getitem__)
+    _winners[key] = ours if MARGIN * seconds[ours] < theirs else ORIGINAL
+    return _winners[key]
+
+
+def _best(work: Work, repeats: int) -> float:
+    """Seconds of the shortest run. Long ones are not repeated."""
+    times = list[float]()
+    while len(times) < repeats and (not times or times[0] < SHORT_SECONDS):
+        began = clock()
+        work()
+        times.append(clock() - began)
+    return min(times)

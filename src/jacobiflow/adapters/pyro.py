@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Transform
 
-from jacobiflow.adapters.maps import ClampedAffine, StableAffine
+from jacobiflow.adapters.maps import ClampedAffine, StableAffine, own_map
 from jacobiflow.adapters.masked import networks
-from jacobiflow.adapters.patch import Call, FactoryPatch, Patch
-from jacobiflow.adapters.transform_spec import Map, Theta, TransformSpec, own_map, parts, variant
+from jacobiflow.adapters.patch import FactoryPatch, Patch
+from jacobiflow.adapters.transform_spec import Map, Theta, TransformSpec, parts, variant
 from jacobiflow.core.bijectors import Bijector
 
 NETWORK = {"layers", "skip_layer", "f", "input_dim", "context_dim", "param_dims"}
 AFFINE = {"stable", "sigmoid_bias", "log_scale_min_clip", "log_scale_max_clip"}
 SPLINE = {"count_bins", "bound", "order"}
+KEPT = ("_cached_log_scale", "_cache_log_detJ")  # of affine maps and splines: `log_abs_det_jacobian` adds them up
 
 
 class Inverse(Patch):
@@ -38,7 +39,13 @@ class Inverse(Patch):
         return _bound(self.owner)[0]  # type: ignore[no-any-return]
 
     def describe(self, net: Any) -> TransformSpec:
-        activation = net.f if net.skip_layer is None else None  # with a skip, layers only give the right order
+        owner, activation = self.owner, net.f if net.skip_layer is None else None  # a skip leaves only the order right
+        if "spline" in owner._modules:
+            bijector: Bijector = own_map(self._twin)
+        elif owner.stable:
+            bijector = StableAffine(owner.sigmoid_bias)
+        else:
+            bijector = ClampedAffine(owner.log_scale_min_clip, owner.log_scale_max_clip)
 
         def theta(x: Tensor, context: Tensor | None) -> Tensor:
             raw = net(x) if context is None else net(x, context)  # [n, T] or [n, P_i, T] per kind of parameter
@@ -47,24 +54,16 @@ class Inverse(Patch):
         return TransformSpec(
             module=net,
             passes=net.input_dim,
-            contexts=(net.context_dim,),
+            context=net.context_dim,
             theta=theta,
-            maps=(self._map(),),
+            maps=(bijector,),
             networks=networks(net.layers, activation, lambda r: r.view(-1, net.input_dim).T, first=net.context_dim),
             twin=self._twin,
-            options=[(k, v) for k, v in vars(self.owner).items() if k in AFFINE],
+            options=[(k, v) for k, v in vars(owner).items() if k in AFFINE],
         )
 
-    def _map(self) -> Bijector:
-        owner = self.owner
-        if "spline" in owner._modules:
-            return own_map(self._twin)
-        if owner.stable:
-            return StableAffine(owner.sigmoid_bias)
-        return ClampedAffine(owner.log_scale_min_clip, owner.log_scale_max_clip)
-
     def _twin(self, theta: Theta, width: int) -> tuple[Map, Map]:
-        dims = _bound(self.owner)[0].param_dims
+        dims, kept = _bound(self.owner)[0].param_dims, KEPT["spline" in self.owner._modules]
 
         def arn(x: Tensor) -> tuple[Tensor, ...]:
             kinds = torch.split(theta(x).transpose(-1, -2), dims, -2)
@@ -76,21 +75,16 @@ class Inverse(Patch):
             vars(small)["spline"] = variant(self.owner.spline, nn=arn, input_dim=width)
 
         def log_det() -> Tensor:
-            return vars(small)[self._kept].sum(-1)  # type: ignore[no-any-return]
+            return vars(small)[kept].sum(-1)  # type: ignore[no-any-return]
 
         return lambda x: (small._call(x), log_det()), lambda z: (inverse(small, z), -log_det())
 
-    @property
-    def _kept(self) -> str:
-        """The attribute that keeps log-derivatives, which `log_abs_det_jacobian` adds up."""
-        return "_cache_log_detJ" if "spline" in self.owner._modules else "_cached_log_scale"
-
     def __call__(self, y: Tensor) -> Tensor:
-        solution = self.solved(Call(y, _bound(self.owner)[1], self.original()))
+        solution = self.solved(y, _bound(self.owner)[1])
         if solution is None or solution[0].shape != y.shape:
             return self.original()(y)  # type: ignore[no-any-return]
         # Not by a forward pass: where the map is steep, rounding of x would spoil the log-determinant.
-        setattr(self.owner, self._kept, -solution[1].unsqueeze(-1))
+        setattr(self.owner, KEPT["spline" in self.owner._modules], -solution[1].unsqueeze(-1))
         return solution[0]
 
 
@@ -114,7 +108,5 @@ class Condition(FactoryPatch):
 
 def _bound(owner: Any) -> tuple[Any, Tensor | None]:
     """The network of a transform and the context that is bound to it."""
-    arn = owner.arn
-    if isinstance(arn, functools.partial):
-        return arn.func, arn.keywords["context"]
-    return arn, None
+    bound = isinstance(owner.arn, functools.partial)
+    return (owner.arn.func, owner.arn.keywords["context"]) if bound else (owner.arn, None)

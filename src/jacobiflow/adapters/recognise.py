@@ -1,16 +1,11 @@
-"""What is this transform? A self-test decides which of the candidates of an adapter reproduce it.
-
-An adapter proposes elementwise maps and ways in which the layers may be connected. What reproduces the
-transform is kept. So copies of a library under another name are recognised, and copies that compute something
-else are understood or declined.
-"""
+"""What is this transform? A self-test decides which of the candidates of an adapter reproduce it."""
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jacobiflow.adapters.maps import ForeignMap
 from jacobiflow.adapters.masked import ForeignNetwork, pack, structure
-from jacobiflow.adapters.module_state import State
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, TransformSpec, variant
+from jacobiflow.adapters.transform_spec import Declined, State, TransformSpec, frozen
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.flows.masked_mlp import MaskedConditioner
 
@@ -28,73 +23,60 @@ ROWS = 48  # of every self-test
 TWIN_FEATURES = 3  # of the small copy of a transform that the self-test inverts
 THETA_SCALES = (0.3, 1.0, 3.0, 30.0)  # mild to extreme: a clamp somewhere must show
 MAP_TOLERANCE, NETWORK_TOLERANCE = 1e-6, 1e-9  # relative, in float64
-# Of an inverse that undoes its forward method. nflows' linear splines have float32 edges of their bins: of up to 200
-# bins, values are off by 8e-7 and log-derivatives by 4e-5. Bisections are off by 1e-6, all others by 1e-12.
+# Of an inverse that undoes its forward method: linear splines of nflows are off by 8e-7 and 4e-5, bisections by 1e-6.
 UNDO_TOLERANCE, UNDO_LOG_TOLERANCE = 1e-5, 1e-4
 
-_tested = WeakKeyDictionary[nn.Module, tuple[object, tuple[int, int | None, tuple[int, ...]]]]()
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, partial, type)
+# Whether it is the inverse, value [n, w], theta [n, w, P], new value [n, w], log-determinant [n].
+Case = tuple[bool, Tensor, Tensor, Tensor, Tensor]
+_tested = WeakKeyDictionary[nn.Module, tuple[object, tuple[int, int | None]]]()
 
 
 def verify(module: nn.Module, describe: Callable[[nn.Module], TransformSpec]) -> TransformSpec:
-    """describe(module) with the candidates that reproduce the transform. Raises Declined if none do.
+    """The module as it is now, with the candidates that reproduce the transform. Raises Declined if none do.
 
-    The result is kept until a class or an option of a layer changes, and holds for every module of the same classes,
-    options, shapes and buffers. Weights do not matter: networks are compared with random ones. The test evaluates
-    copies, in eval mode and without gradients: the module, its buffers and torch's generator stay as they are.
+    The result holds for every module of the same classes, options, shapes and buffers. Weights do not matter: networks
+    are compared with random ones. The test evaluates copies, in eval mode and without gradients.
     """
-    spec = describe(module)
+    spec = describe(frozen(module))
     about = spec.options, [(type(m), _options(m)) for m in module.modules()]
-    known = _tested.get(module)
-    if known is None or known[0] != about:
-        others = ((other, v) for other, v in list(_tested.items()) if v[0] == about)
-        known = next((v for other, v in others if all(map(_equal, other.buffers(), module.buffers()))), None)
+    alike = (other for other, (what, _) in list(_tested.items()) if what == about)
+    known = next((m for m in alike if all(map(torch.equal, m.buffers(), module.buffers()))), None)
     if known is None:
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
             draw = torch.Generator().manual_seed(0)
-            random = describe(_copied(module, draw, {}))
-            choice = _choose_map(describe(_copied(module, None, {}))), *_choose_network(random, draw)
-        known = about, choice
-    _tested[module] = known
-    bijector, wiring, contexts = known[1]
+            random, own = (describe(frozen(module, partial(_double, d)).eval()) for d in (draw, None))
+            try:
+                choice = _choose_map(own), _choose_network(random, draw)
+            except Declined:
+                raise
+            except Exception as error:  # whatever another library raises
+                raise Declined(f"its methods fail on a small copy: {error}") from None
+    else:
+        choice = _tested[known][1]
+    _tested[module] = about, choice
+    bijector, wiring = choice
     network = replace(spec.network, activation=None) if wiring is None else spec.networks[wiring]
-    return replace(spec, maps=(spec.maps[bijector],), networks=(network,), contexts=contexts)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
+    return replace(spec, maps=(spec.maps[bijector],), networks=(network,))
 
 
 def _options(m: nn.Module) -> tuple[dict[str, Any], list[Any]]:
-    """The numbers, words and functions among the attributes of a module, and the shapes of its tensors."""
-    plain = (bool, int, float, str, type(None))
-    functions = (types.FunctionType, types.BuiltinFunctionType, functools.partial)
-    values = {k: id(v) if isinstance(v, functions) else v for k, v in vars(m).items() if k != "training"}
-    shapes = [[t is not None and t.shape for t in store.values()] for store in (m._parameters, m._buffers)]
-    return {k: v for k, v in values.items() if isinstance(v, plain)}, shapes
+    """The numbers, words and functions among the attributes of a module, and the kinds of its tensors."""
+    values = {k: id(v) if isinstance(v, FUNCTIONS) else v for k, v in vars(m).items() if k != "training"}
+    kinds: list[Any] = [t is not None and t.shape for t in m._parameters.values()]
+    kinds += [t is not None and (t.shape, t.dtype, t.device) for t in m._buffers.values()]
+    return {k: v for k, v in values.items() if isinstance(v, bool | int | float | str | None)}, kinds
 
 
-def _copied(module: nn.Module, draw: torch.Generator | None, copies: dict[int, nn.Module]) -> Any:
-    """A copy in eval mode with float64 tensors on the CPU; with `draw`, its weights are random.
-
-    copies: those that were made before, by the id of the module.
-    """
-    if id(module) in copies:
-        return copies[id(module)]
-    buffers: dict[str, Tensor | None] = dict(module._buffers)
-    parameters: dict[str, Tensor | None] = dict(module._parameters)
-    for tensors in (buffers, parameters):
-        for name, value in tensors.items():
-            if value is None or not value.is_floating_point():
-                continue
-            new = tensors[name] = value.detach().to("cpu", torch.float64)
-            if draw is not None and (tensors is parameters or name in ("running_mean", "running_var")):
-                scale = 1.5 / max(new[0].numel() if new.ndim > 1 else 4, 1) ** 0.5
-                new = scale * torch.randn(new.shape, generator=draw, dtype=torch.float64)
-                tensors[name] = new.abs() + 0.5 if name == "running_var" else new
-    copied = copies[id(module)] = variant(module, training=False, _parameters=parameters, _buffers=buffers)
-    parts = {k: m if m is None else _copied(m, draw, copies) for k, m in module._modules.items()}
-    vars(copied)["_modules"] = parts
-    return copied
+def _double(draw: torch.Generator | None, m: nn.Module, name: str, value: Tensor) -> Tensor:
+    """A tensor in float64 on the CPU; with `draw`, weights and statistics of batch norm are random."""
+    if not value.is_floating_point():
+        return value
+    if draw is None or not (name in m._parameters or name in ("running_mean", "running_var")):
+        return value.detach().to("cpu", torch.float64)
+    scale = 1.5 / max(value[0].numel() if value.ndim > 1 else 4, 1) ** 0.5
+    new: Tensor = scale * torch.randn(value.shape, generator=draw, dtype=torch.float64)
+    return new.abs() + 0.5 if name == "running_var" else new
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -103,40 +85,24 @@ def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def _near(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
-    """Elementwise, whether two finite numbers are equal up to rounding."""
     return (a - b).abs() <= tolerance * b.abs().clamp_min(1)
 
 
-def _choose_network(spec: TransformSpec, draw: torch.Generator) -> tuple[int | None, tuple[int, ...]]:
-    """Which candidate computes theta, and which contexts the network accepts."""
-    x = torch.randn(ROWS, spec.length, generator=draw, dtype=torch.float64)
+def _choose_network(spec: TransformSpec, draw: torch.Generator) -> int | None:
+    x = torch.randn(ROWS, spec.network.length, generator=draw, dtype=torch.float64)
     x[::2] *= 10
-    accepted: dict[int, tuple[Tensor | None, Tensor]] = {}
-    problem: Exception | None = None
-    for width in spec.contexts:
-        context = torch.randn(ROWS, width, generator=draw, dtype=torch.float64) if width else None
-        try:
-            accepted[width] = context, spec.theta(x, context)
-        except Exception as error:  # whatever another library raises
-            problem = error
-    if not accepted:
-        raise Declined(f"its conditioner fails: {problem}")
-    _check_layers(spec.network, draw)
-    if State([spec.module]).bare:
-        for i, network in enumerate(spec.networks):
-            if all(_computes(network, x, *given) for given in accepted.values()):
-                return i, tuple(accepted)
-    _check_order(spec, x, *next(iter(accepted.values())))
-    return None, tuple(accepted)
-
-
-def _check_layers(network: ForeignNetwork, draw: torch.Generator) -> None:
-    """Decline layers that are not the masked linear maps that they look like."""
-    for link in network.links:
-        x = 10 * torch.randn(ROWS, link.linear.in_features, generator=draw, dtype=torch.float64)
-        masked = F.linear(x, link.masked(), link.linear.bias)
-        if link.given is None and not _close(link.linear(x), masked, NETWORK_TOLERANCE):
+    context = torch.randn(ROWS, spec.context, generator=draw, dtype=torch.float64) if spec.context else None
+    theta = spec.theta(x, context)
+    for link in spec.network.links:  # each must be the masked linear map that it looks like
+        value = 10 * torch.randn(ROWS, link.linear.in_features, generator=draw, dtype=torch.float64)
+        masked = F.linear(value, link.masked(), link.linear.bias)
+        if link.given is None and not _close(link.linear(value), masked, NETWORK_TOLERANCE):
             raise Declined(f"its {type(link.linear).__name__} layer is not a masked linear map")
+    for i, network in enumerate(spec.networks if State([spec.module]).bare else ()):
+        if _computes(network, x, context, theta):
+            return i
+    _check_order(spec, x, context, theta)
+    return None
 
 
 def _computes(network: ForeignNetwork, x: Tensor, context: Tensor | None, theta: Tensor) -> bool:
@@ -155,56 +121,48 @@ def _check_order(spec: TransformSpec, x: Tensor, context: Tensor | None, theta: 
     known = structure(spec.network)
     if known is None:
         raise Declined("its masks are not autoregressive in any order")
-    start = torch.arange(len(x), device=x.device) % spec.length
-    position = torch.argsort(known.order).to(x.device)
-    changed = torch.where(position >= start[:, None], 1 - x, x)
-    kept = (position <= start[:, None])[..., None]
-    difference = torch.where(kept, spec.theta(changed, context) - theta, 0).abs().max()
+    start = torch.arange(len(x))[:, None] % spec.network.length
+    position = torch.argsort(known.order)
+    changed = spec.theta(torch.where(position >= start, 1 - x, x), context)
+    difference = torch.where((position <= start)[..., None], changed - theta, 0).abs().max()
     if not bool(difference <= 1e5 * torch.finfo(x.dtype).eps * theta.abs().max().clamp_min(1)):
         raise Declined("its parameters depend on later features, against its masks")
 
 
 def _choose_map(spec: TransformSpec) -> int:
     """The first candidate that agrees with the transform's own forward and inverse methods."""
-
-    def agrees(ours: Bijector, inverse: bool, value: Tensor, theta: Tensor, new: Tensor, log_det: Tensor) -> bool:
-        if isinstance(ours, ForeignMap) and ours.features:
-            index = torch.arange(theta.shape[1]).expand(theta.shape[:2]).to(theta)
-            theta = torch.cat((theta, index[..., None]), -1)
-        found, log_slope = (ours.inverse if inverse else ours.forward)(value[..., None], theta)
-        same = _close(found[..., 0], new, MAP_TOLERANCE + 2 * spec.resolution)
-        if inverse and spec.resolution:  # the log-derivative of a bisection only serves as a unit
-            return same
-        return same and _close(log_slope.flatten(1).sum(1), log_det, MAP_TOLERANCE)
-
-    try:
-        expected = list(_expected(spec))
-    except Declined:
-        raise
-    except Exception as error:  # whatever another library raises
-        raise Declined(f"its methods fail on a small copy: {error}") from None
+    expected = list(_expected(spec))
     for i, bijector in enumerate(spec.maps):
-        if all(agrees(bijector, *case) for case in expected):
+        if all(_agrees(bijector, spec.resolution, case) for case in expected):
             return i
     raise Declined("its forward and inverse methods differ from the elementwise maps that are known")
 
 
-def _expected(spec: TransformSpec) -> Iterator[tuple[bool, Tensor, Tensor, Tensor, Tensor]]:
-    """Results of small copies of the transform with parameters of our own: whether it is the inverse, value
-    [n, w], theta [n, w, P], new value [n, w], log-determinant [n]."""
+def _agrees(ours: Bijector, resolution: float, case: Case) -> bool:
+    inverse, value, theta, new, log_det = case
+    if isinstance(ours, ForeignMap) and ours.features:
+        index = torch.arange(theta.shape[1]).expand(theta.shape[:2]).to(theta)
+        theta = torch.cat((theta, index[..., None]), -1)
+    found, log_slope = (ours.inverse if inverse else ours.forward)(value[..., None], theta)
+    rough = inverse and resolution > 0  # the log-derivative of a bisection only serves as a unit
+    same = _close(found[..., 0], new, MAP_TOLERANCE + 2 * resolution)
+    return same and (rough or _close(log_slope.flatten(1).sum(1), log_det, MAP_TOLERANCE))
+
+
+def _expected(spec: TransformSpec) -> Iterator[Case]:
+    """Results of small copies of the transform with parameters of our own."""
     draw = torch.Generator().manual_seed(1)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
-    params, w = spec.network.rows.shape[1], min(TWIN_FEATURES, spec.length)
+    params, w = spec.network.rows.shape[1], min(TWIN_FEATURES, spec.network.length)
     unit = 0.1 + 0.8 * torch.rand(ROWS, w, generator=draw, dtype=torch.float64)  # in the domain of any map
     # Parameters depend on earlier features: the inverse method must solve for all of them.
     base, direction = random(ROWS, w, params), random(w, params)
 
     def chained(x: Tensor) -> Tensor:
-        earlier = (x.cumsum(1) - x).tanh()
-        return base + direction * earlier[..., None]
+        return base + direction * (x.cumsum(1) - x).tanh()[..., None]
 
     forward, inverse = spec.twin(chained, w)
     z, log_det = forward(unit)

@@ -6,11 +6,12 @@ import math
 import pickle
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -35,7 +36,9 @@ RENAMED = {
 }
 BUFFERS = ("attn_mask", "var")  # optional; the mask is causal by definition
 PREFIXES = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
-PUBLIC_NAME = re.compile(r"(?:^|_)([0-9]+)_([0-9]+)_([0-9]+)_([0-9]+)_([0-9]+\.[0-9]+)$")
+PUBLIC_NAME = re.compile(
+    r"(?:^|_)(?P<patch_size>\d+)_(?P<width>\d+)_(?P<blocks>\d+)_(?P<layers_per_block>\d+)_(?P<sigma>\d+\.\d+)$"
+)
 
 
 def import_tarflow(
@@ -59,7 +62,7 @@ def import_tarflow(
     try:
         state = _state_dict(path_or_state_dict if path is None else _read(path))
         config = _config(state, as_int("image_channels", image_channels, 1))
-        stated = _check_name("" if path is None else path.stem, config)
+        stated = _stated_noise("" if path is None else path.stem, config)
         config = replace(config, noise_std=stated if noise_std is None else number("noise_std", noise_std))
         dtype, weights = _weights(state, config)
     except ValueError as error:
@@ -68,9 +71,6 @@ def import_tarflow(
         flow = TarFlow(config).to(dtype)
     flow.load_state_dict(weights)
     return flow.eval()
-
-
-# Files
 
 
 def _read(path: Path) -> Any:
@@ -84,59 +84,43 @@ def _read(path: Path) -> Any:
         advice = f"upgrade to torch {SAFE_TORCH} or newer, or convert the file to safetensors"
         raise CheckpointError(f"torch {torch.__version__} cannot load {kind} files safely; {advice}")
     try:
-        file = path.open("rb")
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}") from None
-    with file:
-        try:
-            return safetensors.torch.load_file(path) if kind == ".safetensors" else _read_torch(file)
-        except CheckpointError:
-            raise
-        except Exception:  # readers raise a dozen types for damaged files
-            raise CheckpointError(f"damaged, truncated or not in the format of {kind} files") from None
-
-
-def _read_torch(file: BinaryIO) -> Any:
-    """The content of a file of torch.save, after a check of every byte."""
-    if file.read(4) != b"PK\x03\x04":  # torch would read it as one of its older formats
-        raise zipfile.BadZipFile
-    with zipfile.ZipFile(file) as archive:
-        bad = _damaged(archive)
-    if bad is not None:
-        raise CheckpointError(f"damaged: {bad!r} is not as torch.save wrote it; get the file again")
-    file.seek(0)
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        return safetensors.torch.load_file(path) if kind == ".safetensors" else _read_torch(path)
+    except CheckpointError:
+        raise
+    except PermissionError:
+        raise CheckpointError("may not be read: check its permissions") from None
     except pickle.UnpicklingError:
         raise CheckpointError("holds Python objects beside tensors; save model.state_dict() alone") from None
+    except Exception:  # readers raise a dozen types for damaged files
+        raise CheckpointError(f"damaged, truncated or not in the format of {kind} files") from None
 
 
-def _damaged(archive: zipfile.ZipFile) -> str | None:
-    """The first damaged entry. torch verifies no checksums, so damage would be loaded as weights."""
-    seen = set()
-    for entry in archive.infolist():
-        # torch.save does not compress. If an entry is marked as a folder, or has no stored bytes, torch reads
-        # nothing and returns uninitialized memory.
-        plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
-        if not plain or entry.external_attr & 0x10 or entry.filename in seen:
-            return entry.filename
-        seen.add(entry.filename)
-    return archive.testzip()
+def _read_torch(path: Path) -> Any:
+    """The content of a file of torch.save, after a check of every byte: torch would load damage as weights."""
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":  # torch would read it as one of its older formats
+            raise zipfile.BadZipFile
+        archive = zipfile.ZipFile(file)
+        names = Counter(archive.namelist())
+        for e in archive.infolist():
+            # torch.save does not compress. Of folders and entries without bytes, torch returns uninitialized memory.
+            whole = e.compress_type == zipfile.ZIP_STORED and e.compress_size == e.file_size
+            names[e.filename] += not whole or bool(e.external_attr & 0x10)
+        bad = next((name for name, marks in names.items() if marks > 1), None) or archive.testzip()
+        if bad is not None:
+            raise CheckpointError(f"damaged: {bad!r} is not as torch.save wrote it; get the file again")
+        file.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def _check_name(stem: str, config: TarFlowConfig) -> float:
+def _stated_noise(stem: str, config: TarFlowConfig) -> float:
     """The sigma in a public file name, else 0. The other numbers in the name must match the weights."""
     stated = PUBLIC_NAME.search(stem)
-    if stated is None:
-        return 0.0
-    for i, name in enumerate(("patch_size", "width", "blocks", "layers_per_block"), start=1):
-        if int(stated[i]) != getattr(config, name):
-            what = f"the file name states {name} {stated[i]}, the weights have {getattr(config, name)}"
+    for name, text in stated.groupdict().items() if stated else ():
+        if name != "sigma" and int(text) != getattr(config, name):
+            what = f"the file name states {name} {text}, the weights have {getattr(config, name)}"
             raise CheckpointError(f"{what}; rename the file, or check image_channels")
-    return float(stated[5])
-
-
-# Keys and shapes
+    return float(stated["sigma"]) if stated else 0.0
 
 
 def _state_dict(content: Any) -> dict[str, Any]:
@@ -167,18 +151,17 @@ def _check_shape(state: Mapping[str, Any], key: str, *want: int | str) -> tuple[
     dense = value.layout == torch.strided and not value.is_meta and not value.is_quantized
     if not dense or value.untyped_storage().nbytes() < value.numel() * value.element_size():
         raise CheckpointError(f"{key} must be a dense tensor that holds its numbers")
-    shape = tuple(value.shape)
-    sizes = zip(shape, want, strict=False)
-    if len(shape) != len(want) or not all(n > 0 if isinstance(w, str) else n == w for n, w in sizes):
-        raise CheckpointError(f"{key} has shape {list(shape)}, expected [{', '.join(map(str, want))}]")
-    return shape
+    fits = [n > 0 if isinstance(w, str) else n == w for n, w in zip(value.shape, want, strict=False)]
+    if value.ndim != len(want) or not all(fits):
+        raise CheckpointError(f"{key} has shape {list(value.shape)}, expected [{', '.join(map(str, want))}]")
+    return tuple(value.shape)
 
 
 def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
     """The config that the shapes imply. Every key is checked against it afterwards."""
-    # Counted over all blocks, so that a gap in the numbers is reported as a missing key.
-    blocks = {m[1] for key in state if (m := re.match(r"blocks\.([0-9]+)\.", key))}
-    layers = {m[1] for key in state if (m := re.match(r"blocks\.[0-9]+\.attn_blocks\.([0-9]+)\.", key))}
+    keys = "\n".join(state)  # counted over all blocks, so that a gap in the numbers is reported as a missing key
+    blocks = set(re.findall(r"^blocks\.(\d+)\.", keys, re.MULTILINE))
+    layers = set(re.findall(r"^blocks\.\d+\.attn_blocks\.(\d+)\.", keys, re.MULTILINE))
     width, dim = _check_shape(state, "blocks.0.proj_in.weight", "width", "dim")
     if width % HEAD_DIM:
         raise CheckpointError(f"blocks.0.proj_in.weight: width {width} is not a multiple of {HEAD_DIM}")
@@ -190,9 +173,8 @@ def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
     grid = math.isqrt(length)
     if grid**2 != length:
         raise CheckpointError(f"blocks.0.pos_embed: {length} positions are not a square image")
-    classes = 0
-    if any(re.fullmatch(r"blocks\.[0-9]+\.class_embed", key) for key in state):
-        classes = _check_shape(state, "blocks.0.class_embed", "classes", 1, width)[0]
+    labelled = re.search(r"^blocks\.\d+\.class_embed$", keys, re.MULTILINE)
+    classes = _check_shape(state, "blocks.0.class_embed", "classes", 1, width)[0] if labelled else 0
     rows, _ = _check_shape(state, "blocks.0.proj_out.weight", f"{2 * dim} or {dim}", width)
     return TarFlowConfig(
         image_size=grid * patch,
@@ -209,21 +191,20 @@ def _config(state: Mapping[str, Any], image_channels: int) -> TarFlowConfig:
 
 def _weights(state: Mapping[str, Any], config: TarFlowConfig) -> tuple[torch.dtype, dict[str, Tensor]]:
     """The dtype of the flow and its state dict. Copies only what it must."""
-    layout: dict[str, tuple[str, tuple[int, ...]]] = {}  # by public key: our name, "" if none, and the public shape
-    for ours, whole in config.shapes():
+    names, shapes = dict[str, str](), dict[str, tuple[int, ...]]()  # by public key: our name, and the public shape
+    for ours, shape in config.shapes():
         theirs = reduce(lambda name, part: name.replace(*part), RENAMED.items(), ours)
-        layout[theirs] = ours, (whole[0], 1, whole[1]) if ours.endswith("class_embed") else whole
-    layout |= {f"blocks.{k}.attn_mask": ("", (config.length, config.length)) for k in range(config.blocks)}
-    for key, (_, shape) in layout.items():
+        names[theirs], shapes[theirs] = ours, (shape[0], 1, shape[1]) if ours.endswith("class_embed") else shape
+    shapes |= {f"blocks.{k}.attn_mask": (config.length, config.length) for k in range(config.blocks)}
+    for key, shape in shapes.items():
         if key in state or not key.endswith(BUFFERS):
             _check_shape(state, key, *shape)
-    for key in state:
-        if key not in layout:
-            raise CheckpointError(f"unexpected key {key!r}")
-    tensors: dict[str, Tensor] = {key: value.detach() for key, value in state.items() if layout[key][0]}
-    dtype = torch.float64 if any(v.dtype == torch.float64 for v in tensors.values()) else torch.float32
+    if unexpected := [key for key in state if key not in shapes]:
+        raise CheckpointError(f"unexpected key {unexpected[0]!r}")
+    given: dict[str, Tensor] = {key: state[key].detach() for key in names if key in state}
+    dtype = torch.float64 if any(v.dtype == torch.float64 for v in given.values()) else torch.float32
     weights = {"var": torch.ones(config.length, config.dim, dtype=dtype)}
-    for key, value in tensors.items():
+    for key, value in given.items():
         if not value.is_floating_point():
             raise CheckpointError(f"{key} is {value.dtype}, not floating point")
         value = value.to("cpu", dtype)
@@ -233,7 +214,7 @@ def _weights(state: Mapping[str, Any], config: TarFlowConfig) -> tuple[torch.dty
             value = value[:, 0]
         elif key.endswith("pos_embed") and int(key.split(".")[1]) % 2:
             value = value.flip(0)  # public code: in patch order; here: in the order of the block
-        weights[layout[key][0]] = value
+        weights[names[key]] = value
     if not bool((weights["var"] > 0).all()):
         raise CheckpointError("var must be positive")
     return dtype, weights

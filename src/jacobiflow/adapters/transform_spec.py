@@ -1,15 +1,18 @@
-"""What an adapter says about a transform of another library."""
+"""What an adapter says about a transform, and how the modules of another library are read and copied."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules import module as globally
+from torch.nn.utils.weight_norm import WeightNorm
 
 from jacobiflow.core.bijectors import Bijector
 
@@ -19,6 +22,11 @@ if TYPE_CHECKING:
 Map = Callable[[Tensor], tuple[Tensor, Tensor]]  # [n, w] -> [n, w] and the log-determinant [n]
 Theta = Callable[[Tensor], Tensor]  # x [n, w] -> theta [n, w, P]
 Twin = Callable[[Theta, int], tuple[Map, Map]]  # forward and inverse of the first w features, given theta
+NewTensor = Callable[[nn.Module, str, Tensor], Tensor]
+_Dropout = nn.modules.dropout._DropoutNd
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+_HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
 
 class Declined(Exception):
@@ -29,78 +37,15 @@ class NothingToGain(Declined):
     """The inverse of a transform is fast as it is."""
 
 
-@contextmanager
-def library_mode() -> Iterator[None]:
-    """Run code of another library outside inference mode: it may keep tensors for later calls."""
-    if torch.is_grad_enabled():
-        yield
-        return
-    with torch.inference_mode(False), torch.no_grad():
-        yield
-
-
-@dataclass(frozen=True)
-class ForeignMap:
-    """The elementwise map of another library.
-
-    function: maps x or z [n, w] with theta [n, w, P] and `inverse=` to the value and its log-derivative.
-    features: 0, or the number of features T if the map differs between features. The last number of theta
-        is then the feature, and `function` also takes `features=`, the w features of all rows.
-    """
-
-    function: Callable[..., tuple[Tensor, Tensor]]
-    features: int = 0
-    params: int = 0  # as many as the network returns
-
-    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self._call(x, theta, inverse=False)
-
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self._call(z, theta, inverse=True)
-
-    def _call(self, value: Tensor, theta: Tensor, *, inverse: bool) -> tuple[Tensor, Tensor]:
-        with library_mode():
-            call = self._by_feature if self.features else self.function
-            new, log_slope = call(value[..., 0], theta, inverse=inverse)
-        return new.unsqueeze(-1), log_slope.unsqueeze(-1)
-
-    def _by_feature(self, value: Tensor, theta: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
-        theta, at = theta[..., :-1], theta[..., -1].long()
-        if bool((at == at[:1]).all()):
-            return self.function(value, theta, inverse=inverse, features=at[0])
-        # Each row has a window of its own: evaluate all features, then take those of the window.
-        every = torch.arange(self.features, device=at.device)
-        index = at[..., None].expand_as(theta)
-        all_values = value.new_zeros(len(value), self.features).scatter(1, at, value)
-        all_theta = theta.new_zeros(len(theta), self.features, theta.shape[-1]).scatter(1, index, theta)
-        new, log_slope = self.function(all_values, all_theta, inverse=inverse, features=every)
-        return new.gather(1, at), log_slope.gather(1, at)
-
-
-def own_map(twin: Twin) -> ForeignMap:
-    """The elementwise map of a transform by its own methods. They add up the log-derivatives of a row, so
-    each number is given as a row of its own."""
-
-    def function(value: Tensor, theta: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
-        forward, back = twin(lambda x: theta.reshape(-1, 1, theta.shape[-1]), 1)
-        new, log_slope = (back if inverse else forward)(value.reshape(-1, 1))
-        return new.view(value.shape), log_slope.view(value.shape)
-
-    return ForeignMap(function)
-
-
 @dataclass(frozen=True)
 class TransformSpec:
-    """An autoregressive transform z = f(x; theta(x)) of another library.
-
-    `maps` and `networks` are candidates, the fastest first; `recognise.verify` keeps one of each.
-    """
+    """A transform z = f(x; theta(x)). `maps` and `networks` are candidates: `recognise.verify` keeps one of each."""
 
     module: nn.Module  # holds all weights
     passes: int  # calls of the whole network that the library's own inverse takes
-    contexts: tuple[int, ...]  # context features that it may accept; 0: no context
+    context: int  # its features C; 0: it takes none
     theta: Callable[[Tensor, Tensor | None], Tensor]  # x [n, T], context [n, C] -> [n, T, P]
-    maps: tuple[Bijector, ...]
+    maps: tuple[Bijector, ...]  # the fastest first, as `networks`
     networks: tuple[ForeignNetwork, ...]
     twin: Twin
     options: object = None  # what else the map depends on; comparable
@@ -115,13 +60,43 @@ class TransformSpec:
         return self.networks[0]
 
     @property
-    def length(self) -> int:
-        return self.network.length
-
-    @property
     def like(self) -> Tensor:
         """A tensor with the dtype and the device of the weights."""
         return next(self.module.parameters(), torch.zeros(()))
+
+
+class State:
+    """All tensors of some modules, and whether their weights tell what they compute."""
+
+    def __init__(self, parts: Iterable[nn.Module]) -> None:
+        self.tensors: list[Tensor] = []
+        self.hooked = any(getattr(globally, name) for name in _GLOBAL)  # or a method of a layer is replaced
+        self.noisy = False  # batch norm or dropout is in train mode, or batch norm keeps no statistics
+        self.bare = True  # attributes are the weights: old-style weight norm sets them only when a layer is called
+        for m in (m for part in parts for m in part.modules()):
+            self.tensors += [t for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
+            self.hooked |= "forward" in m.__dict__ or any(getattr(m, name) for name in _HOOKS)
+            if isinstance(m, _BatchNorm):
+                self.noisy |= m.training or m.running_mean is None
+            elif isinstance(m, _Dropout):
+                self.noisy |= m.training and m.p > 0
+            if m._forward_pre_hooks:
+                self.bare = False
+                self.hooked |= not all(isinstance(h, WeightNorm) for h in m._forward_pre_hooks.values())
+
+    def check(self, device: torch.device) -> None:
+        """Raise Declined if only the original is right, now and in this mode of torch."""
+        functional = forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
+        traced = torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
+        for found, reason in (
+            (functional, "forward-mode derivatives or a torch.func transform"),
+            (torch.is_autocast_enabled(device.type), "autocast"),
+            (traced, "it is traced or compiled"),
+            (self.hooked, "hooks or a replaced forward method"),
+            (self.noisy, "train mode with dropout or batch norm"),
+        ):
+            if found:
+                raise Declined(reason)
 
 
 def parts(item: Any) -> dict[str, Any]:
@@ -138,3 +113,24 @@ def variant(owner: Any, **attributes: Any) -> Any:
             vars(twin)[name] = types.MethodType(value.__func__, twin)
     vars(twin).update(attributes)
     return twin
+
+
+def frozen(module: nn.Module, tensor: NewTensor = lambda m, name, t: t, copies: dict[int, Any] | None = None) -> Any:
+    """A copy of a module as it is now; `tensor` gives each tensor, from its module, its name and the one there is."""
+    copies = {} if copies is None else copies  # by the id of the module: parts may be shared
+    if id(module) not in copies:
+        twin = copies[id(module)] = variant(module)
+        for store in ("_parameters", "_buffers"):
+            found = vars(module)[store].items()
+            vars(twin)[store] = {k: t if t is None else tensor(module, k, t) for k, t in found}
+        children = module._modules.items()
+        vars(twin)["_modules"] = {k: m if m is None else frozen(m, tensor, copies) for k, m in children}
+    return copies[id(module)]
+
+
+@contextmanager
+def library_mode() -> Iterator[None]:
+    """Run code of another library outside inference mode: it may keep tensors for later calls."""
+    gradients = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+        yield

@@ -26,10 +26,9 @@ class Found(NamedTuple):
 
 
 def walk(root: Any, skip: tuple[type, ...] = ()) -> Iterator[Found]:
-    """Every object that can be reached from `root`, once, the nearest first.
+    """Every object that can be reached from `root`, once, the nearest first, except those of the types in `skip`.
 
-    Only stored values are read: no property runs, nothing is imported. Objects of the types in `skip` are
-    left out. At most MOST objects are looked at; a warning says so.
+    Only stored values are read: no property runs, nothing is imported. Beyond MOST objects a warning says so.
     """
     opaque = (*OPAQUE, *skip)
     seen, todo = {id(root): root}, deque([Found("", root, None)])  # objects that are kept keep their id
@@ -52,19 +51,18 @@ def captured(function: Any) -> list[nn.Module]:
     """The modules that a function holds or names as globals, without their parts."""
     inner, modules = set[int](), list[nn.Module]()
     names, known = _names(getattr(function, "__code__", None)), getattr(function, "__globals__", {})
-    for found in walk([function, {name: known[name] for name in names if name in known}]):
+    for found in walk([function, *(known[name] for name in names if name in known)]):
         if issubclass(type(found.item), nn.Module) and id(found.item) not in inner:
             modules.append(found.item)
             inner |= {id(m) for m in found.item.modules()}
     return modules
 
 
-def _names(code: types.CodeType | None) -> list[str]:
-    """The globals and attributes that a function and those inside it name."""
-    if code is None:
+def _names(code: Any) -> list[str]:
+    """The globals and attributes that a function and those inside it name; none of anything else."""
+    if type(code) is not types.CodeType:
         return []
-    inner = (_names(part) for part in code.co_consts if type(part) is types.CodeType)
-    return [*code.co_names, *chain.from_iterable(inner)]
+    return [*code.co_names, *chain.from_iterable(map(_names, code.co_consts))]
 
 
 def _parts(item: Any) -> Iterator[tuple[str, Any]]:

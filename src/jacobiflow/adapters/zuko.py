@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,16 +12,16 @@ from torch import Tensor, nn
 from torch.distributions import Transform
 
 from jacobiflow.adapters.inverter import FULL, tolerance
-from jacobiflow.adapters.maps import SoftclipAffine, SoftclipSpline
+from jacobiflow.adapters.maps import ForeignMap, SoftclipAffine, SoftclipSpline
 from jacobiflow.adapters.masked import networks
-from jacobiflow.adapters.patch import Call, FactoryPatch, Patch, require_gain
-from jacobiflow.adapters.race import ORIGINAL
-from jacobiflow.adapters.transform_spec import Declined, ForeignMap, Map, Theta, TransformSpec, parts, variant
+from jacobiflow.adapters.patch import ORIGINAL, FactoryPatch, Patch, require_gain
+from jacobiflow.adapters.transform_spec import Declined, Map, Theta, TransformSpec, frozen, parts, variant
 from jacobiflow.adapters.walk import captured
 from jacobiflow.core.bijectors import Bijector
 
 ATTRIBUTES = {"univariate", "shapes", "total"}
 LOG_DET = "log_abs_det_jacobian"
+FIRST = torch.arange(1)  # a map that is the same for all features needs no others
 
 
 class Inverse(Patch):
@@ -42,11 +41,9 @@ class Inverse(Patch):
         return self.owner.meta.func.__self__  # type: ignore[no-any-return]
 
     def describe(self, module: Any) -> TransformSpec:
-        layers = list(module.hyper)
-        inner = chain.from_iterable(layer if isinstance(layer, nn.Sequential) else (layer,) for layer in layers)
-        kinds = {repr(m): m for m in inner if not isinstance(m, nn.Linear)}
+        kinds = {repr(m): m for m in module.hyper.modules() if not isinstance(m, nn.Linear | nn.Sequential)}
         activation = next(iter(kinds.values())) if len(kinds) == 1 else None
-        linears = (layer for layer in layers if isinstance(layer, nn.Linear | nn.Sequential))
+        linears = (layer for layer in module.hyper if isinstance(layer, nn.Linear | nn.Sequential))
         candidates = networks(linears, activation, lambda r: r.view(-1, module.total))
         length = candidates[0].length
 
@@ -64,12 +61,12 @@ class Inverse(Patch):
         return TransformSpec(
             module=module,
             passes=module.passes,
-            contexts=(candidates[0].links[0].linear.in_features - length,),
+            context=candidates[0].links[0].linear.in_features - length,
             theta=lambda x, c: module.hyper(x if c is None else torch.cat((x, c), -1)).view(len(x), length, -1),
             maps=tuple(_maps(module, shapes, length)),
             networks=candidates,
             twin=twin,
-            options=(id(module.univariate), shapes),
+            options=shapes,
             resolution=_resolution(module.univariate(*map(torch.zeros, shapes))),
         )
 
@@ -83,7 +80,7 @@ class Inverse(Patch):
 
     def __call__(self, y: Tensor) -> Tensor:
         (context,) = self.owner.meta.args
-        self.solution = self.solved(Call(y, context, self.original()))
+        self.solution = self.solved(y, context)
         return self.original()(y) if self.solution is None else self.solution[0]
 
     def log_det(self, x: Tensor, y: Tensor) -> Tensor:
@@ -122,8 +119,7 @@ class ForwardPatch(FactoryPatch):
 
 
 class OpenInverse(Patch):
-    """`transform._inverse(y)` of an autoregressive transform with any `meta` function: the original's passes,
-    until nothing changes any more."""
+    """`transform._inverse(y)` with any `meta` function: the original's passes, until nothing changes any more."""
 
     method = "_inverse"
 
@@ -139,33 +135,27 @@ class OpenInverse(Patch):
     def spec(self) -> Any:
         require_gain(self.owner.passes)
 
-    def now(self) -> tuple[str, str]:
+    def now(self, y: Tensor | None = None) -> tuple[str, str]:
+        given = [t for t in (y, *self.module.parameters()) if t is not None]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+            return ORIGINAL, "gradients through a `meta` of any kind"
         try:
             self.spec()
-            self._check(next(self.module.parameters(), torch.zeros(())))
+            self.state().check(given[0].device if given else torch.device("cpu"))
         except Declined as reason:
             return ORIGINAL, str(reason)
         return FULL, "its `meta` is unknown: each sweep is a full pass"
 
-    def _check(self, y: Tensor) -> None:
-        """Raises Declined if the original must run."""
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (y, *self.module.parameters())):
-            raise Declined("gradients through a `meta` of any kind")
-        self.state(y.device)
-
     def __call__(self, y: Tensor) -> Tensor:
-        try:
-            self._check(y)
-        except Declined as reason:
-            self.tally.count(ORIGINAL, str(reason))
+        runs, why = self.now(y)
+        if runs == ORIGINAL:
+            self.tally.count(ORIGINAL, why)
             return self.original()(y)  # type: ignore[no-any-return]
-        x, tol = torch.zeros_like(y), tolerance(self.tol, y.dtype, False, 0.0)
-        left = self.owner.passes
+        x, tol, left = torch.zeros_like(y), tolerance(self.tol, y.dtype, False, 0.0), self.owner.passes
         while left:
             left -= 1
             before, x = x, self.owner.meta(x).inv(y)
-            size = x.abs()
-            scale = torch.maximum(size, size.flatten(0, -2).mean(0)) if x.ndim > 1 else size
+            scale = torch.maximum(x.abs(), x.abs().reshape(-1, x.shape[-1]).mean(0))
             if x.shape == before.shape and bool(((x - before).abs() <= tol * scale).all()):
                 break
         self.tally.count(FULL, rows=x[..., 0].numel(), saved=left)
@@ -176,41 +166,35 @@ def _maps(lazy: Any, shapes: list[tuple[int, ...]], length: int) -> Iterator[Bij
     """Maps of ours that may have the same formula, then the transform's own."""
     make = lazy.univariate
     options = make.keywords if isinstance(make, functools.partial) else {}
-    slope, bound = options.get("slope", 1e-3), options.get("bound", 5.0)
+    slope, bins = options.get("slope", 1e-3), shapes[0][0] if shapes[0] else 0
     if shapes == [(), ()] and 0 < slope < 1:
         yield SoftclipAffine(slope)
-    bins = shapes[0][0] if shapes[0] else 0
     if bins > 1 and shapes == [(bins,), (bins,), (bins - 1,)] and 0 < slope < 1:
-        yield SoftclipSpline(bins, bound, min_bin=0.0, min_slope=slope)
+        yield SoftclipSpline(bins, options.get("bound", 5.0), min_bin=0.0, min_slope=slope)
     stack = isinstance(make, nn.Module)  # a network per feature
     if stack and any(p.shape[:1] != (length,) for p in make.parameters()):
         raise Declined("its features share the network of its univariate map")
-    yield ForeignMap(_own_map(lazy), features=length if stack else 0)
+    yield ForeignMap(functools.partial(_own_map, lazy), features=length if stack else 0)
 
 
-def _own_map(lazy: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The transform's own univariate map."""
-    first = torch.arange(1)
-
-    def function(value: Tensor, theta: Tensor, inverse: bool, features: Tensor = first) -> tuple[Tensor, Tensor]:
-        transform = _part(lazy, lambda x: theta, features).meta(None, value).base
-        if not inverse:
-            return transform.call_and_ladj(value)  # type: ignore[no-any-return]
-        x: Tensor = transform.inv(value)
-        if not _resolution(transform):
-            return x, -transform.call_and_ladj(x)[1]
-        with torch.no_grad():  # absolute, so that the unit |z dx/dz| of relative changes is at least 1
-            log_slope = -transform.call_and_ladj(x.detach())[1]
-            return x, torch.maximum(log_slope, -value.abs().clamp_min(1e-30).log())
-
-    return function
+def _own_map(lazy: Any, value: Tensor, theta: Tensor, inverse: bool, features: Any = FIRST) -> tuple[Tensor, Tensor]:
+    """The transform's own univariate map, of these features."""
+    transform = _part(lazy, lambda x: theta, features).meta(None, value).base
+    if not inverse:
+        return transform.call_and_ladj(value)  # type: ignore[no-any-return]
+    x: Tensor = transform.inv(value)
+    if not _resolution(transform):
+        return x, -transform.call_and_ladj(x)[1]
+    with torch.no_grad():  # absolute, so that the unit |z dx/dz| of relative changes is at least 1
+        log_slope = -transform.call_and_ladj(x.detach())[1]
+        return x, torch.maximum(log_slope, -value.abs().clamp_min(1e-30).log())
 
 
 def _part(lazy: Any, theta: Theta, features: Tensor) -> Any:
     """The lazy transform of these features only, with given parameters instead of a network."""
     univariate = lazy.univariate
     if isinstance(univariate, nn.Module):
-        univariate = _sliced(univariate, features)
+        univariate = frozen(univariate, lambda m, name, value: value[features] if name in m._parameters else value)
     return variant(lazy, hyper=lambda x: theta(x).flatten(-2), univariate=univariate, passes=len(features))
 
 
@@ -222,10 +206,3 @@ def _resolution(transform: Any) -> float:
         width = 2 * transform.bound
         return width / 2 ** math.ceil(math.log2(width / transform.eps))  # type: ignore[no-any-return]
     return 0.0
-
-
-def _sliced(module: nn.Module, features: Tensor) -> nn.Module:
-    """Of a module with a network per feature, the networks of these features."""
-    parameters = {k: p if p is None else p[features] for k, p in module._parameters.items()}
-    modules = {k: m if m is None else _sliced(m, features) for k, m in module._modules.items()}
-    return variant(module, _parameters=parameters, _modules=modules)  # type: ignore[no-any-return]

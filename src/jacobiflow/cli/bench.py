@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import tyro
 
 from jacobiflow import __version__
 from jacobiflow.cli import options as cli
@@ -19,11 +18,9 @@ from jacobiflow.core.pictures import save_strip
 from jacobiflow.core.progress import note, steps
 from jacobiflow.core.tables import counted, table, terminal_width
 from jacobiflow.flows.checks import remedy
-from jacobiflow.flows.compare import MOST_RUNS, NOISY, Row, compare
-from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
+from jacobiflow.flows.compare import MOST_RUNS, NOISY, PLAIN, Row, compare, has_plain_loop
 from jacobiflow.jobs.sampling import labels_in_turn
 
-HEAD = ("plan", "batch", "seconds", "speed-up", "sweeps", "deviation", "backend", "status")
 FILES = ("bench.json", "bench.png")
 
 
@@ -40,16 +37,13 @@ class Args:
     """
 
     flow: cli.FlowOptions
-    batch: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = (1, 16)
-    """Batch sizes."""
-    plan: Annotated[tuple[str, ...], cli.option("PLAN ...")] = ()
+    batch: Annotated[tuple[int, ...], cli.arg(metavar="N ...")] = (1, 16)  # Batch sizes.
+    plan: Annotated[tuple[str, ...], cli.arg(metavar="PLAN ...")] = ()
     """auto, uniform, selective or JSON files. Default: selective and auto; selective with --tol or --init."""
-    repeats: Annotated[int, tyro.conf.arg(metavar="N")] = MOST_RUNS
-    """Most runs per plan and batch size."""
-    seconds: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 120.0
+    repeats: cli.Count = MOST_RUNS  # Most runs per plan and batch size.
+    seconds: Annotated[float, cli.arg(metavar="SECONDS")] = 120.0
     """Runs are not repeated after so long, but for the three that a speed-up needs."""
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("bench")
-    """Folder to write into."""
+    out: cli.Folder = Path("bench")  # Folder to write into.
     force: cli.Force = False
     json: cli.Json = False
     decoding: cli.DecodingOptions
@@ -66,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"--seconds must be above 0, not {args.seconds:g}")
     args.decoding.check(names)
     flow = args.flow.load("jacobiflow.flows.compare")
-    largest, backend = max(args.batch), args.decoding.backend
+    backend = args.decoding.backend
     cycle = cli.label_cycle(args.flow.labels, flow.num_classes, flow.class_names)
     guidance = args.guidance.for_flow(flow, args.flow.labels, backend)
 
@@ -79,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     if has_plain_loop(flow, guidance):
         plans = [PLAIN, *plans]
     cli.make_folder(args.out, FILES, force=args.force)
-    z = flow.noise(largest, args.decoding.seed)
+    z = flow.noise(max(args.batch), args.decoding.seed)
     note(f"timing {counted(len(plans), 'plan')}: this stops repeating after {args.seconds:g} s")
     with steps("timing") as show_step:
         rows, outs = compare(
@@ -94,22 +88,20 @@ def main(argv: Sequence[str]) -> int:
             condition=lambda n: {"labels": labels_in_turn(cycle, range(n))},
             progress=show_step,
         )
-    cli.remove_old(args.out, FILES)
-    files, threads = ["bench.json"], torch.get_num_threads()
-    setting = f"{processor_name(z.device)}, {counted(threads, 'thread')}, torch {torch.__version__}"
+    (args.out / "bench.png").unlink(missing_ok=True)  # of an earlier run
+    machine, threads = processor_name(z.device), torch.get_num_threads()
+    setting = f"{machine}, {counted(threads, 'thread')}, torch {torch.__version__}"
     if flow.image_shape is not None:
         title = f"{args.flow.model}: the same noise by every method. {setting}"
         strip = [(caption([r for r in rows if r.plan == name]), outs[name].x) for name in plans]
         save_strip(strip, args.out / "bench.png", title=title)
-        files.append("bench.png")
     doc = asdict(args.flow) | asdict(args.decoding) | asdict(args.guidance) | {"repeats": args.repeats}
-    doc |= {"machine": processor_name(z.device), "threads": threads, "device": str(z.device)}
-    doc |= {"versions": {"jacobiflow": __version__, "torch": torch.__version__}, "rows": [*map(asdict, rows)]}
-    runs = [row.runs for row in rows]
-    most = counted(max(runs), "alternating run")
-    medians = most if min(runs) == max(runs) else f"{min(runs)} to {most}"
-    text = f"{show(rows)}\n\nmedians of {medians} on\n{setting}\n"
-    text += f"written to {args.out}: {', '.join(files)}\n\n"
+    doc |= {"machine": machine, "threads": threads, "device": str(z.device), "rows": [*map(asdict, rows)]}
+    doc |= {"versions": {"jacobiflow": __version__, "torch": torch.__version__}}
+    fewest, most = min(row.runs for row in rows), max(row.runs for row in rows)
+    medians = f"{fewest} to " * (fewest < most) + counted(most, "alternating run")
+    files = FILES[: 1 + (flow.image_shape is not None)]
+    text = f"{show(rows)}\n\nmedians of {medians} on\n{setting}\nwritten to {args.out}: {', '.join(files)}\n\n"
     text += textwrap.fill(conclusion(rows, plans), terminal_width())
     cli.report(doc, text, as_json=args.json, file=args.out / "bench.json")
     worst = max(rows, key=lambda row: row.nonfinite)
@@ -136,10 +128,9 @@ def conclusion(rows: Sequence[Row], plans: Sequence[str]) -> str:
 
 def show(rows: Sequence[Row]) -> str:
     """The table for people."""
-    body = []
+    body = [("plan", "batch", "seconds", "speed-up", "sweeps", "deviation", "backend", "status")]
     for r in rows:
         numbers = (str(r.batch), f"{r.seconds:.3f}", r.gain, f"{sum(r.sweeps):.0f}" if r.sweeps else "")
         body.append((Path(r.plan).name, *numbers, f"{r.largest:.2g}", r.backend, r.summary))
-    key = "\n\nsweeps: network evaluations in series, all blocks together, mean over samples"
     noisy = "" if all(row.stable for row in rows) else f"\n{NOISY}: runs disagree about the speed-up"
-    return f"{table([HEAD, *body])}{key}{noisy}"
+    return f"{table(body)}\n\nsweeps: network evaluations in series, all blocks together, mean over samples{noisy}"

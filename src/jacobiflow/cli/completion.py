@@ -1,7 +1,4 @@
-"""Shell completion: tyro's script for one parser of all commands, with the bundled models and recipes.
-
-The script holds all names: pressing Tab does not import jacobiflow.
-"""
+"""Shell completion: tyro's script for one parser of all commands. It holds all names: Tab imports nothing."""
 
 from __future__ import annotations
 
@@ -41,29 +38,26 @@ def _choice(kinds: dict[str, Any]) -> Any:
 
 def _recipes(args: Any) -> Any:
     """The options of `train`, per recipe: their defaults are the recipe's fields."""
-    names = {field.name for field in fields(args)}
     each = []
     for name in recipe_names():
-        values = {k: v for k, v in vars(Recipe.load(name)).items() if k in names}
-        kind = args[type(values["model"])]
-        each.append(Annotated[kind, tyro.conf.subcommand(name, default=args(**values))])
+        recipe = Recipe.load(name)
+        default = args(model=recipe.model, data=recipe.data, training=recipe.training)
+        each.append(Annotated[args[type(recipe.model)], tyro.conf.subcommand(name, default=default)])
     return Union[tuple(each)]  # noqa: UP007
 
 
 def _named(command: str, args: Any) -> Any:
-    """The options of a command, with plans and bundled models by name.
+    """The options of a command, with plans by name, and bundled models as subcommands: tyro completes no arguments."""
 
-    tyro completes no positional arguments, so that models are given as subcommands here.
-    """
+    def extended(kind: Any, *field: Any) -> Any:  # as if the class had been written so: tyro reads its comments
+        place = {"__module__": args.__module__}
+        return make_dataclass("Args", [field], bases=(kind,), namespace=place, frozen=True, kw_only=True)
+
+    kind: Any = args
     plan: Any = tyro.extras.literal_type_from_choices(PLANS)
-    extra: list[Any] = []
     for field in fields(args):
         if field.name == "plan":
-            several = isinstance(field.default, tuple)
-            extra.append(("plan", tuple[plan, ...] if several else plan | None, field.default))
-    args = make_dataclass("Args", extra, bases=(args,), frozen=True, kw_only=True)
-    models = bundled_names() if command in MODEL_COMMANDS else []
-    if models:
-        known = _choice(dict.fromkeys(models, args))
-        args = make_dataclass("Args", [("known", known)], bases=(args,), frozen=True, kw_only=True)
-    return Annotated[(args, *MARKS, tyro.conf.OmitSubcommandPrefixes)]
+            kind = extended(args, "plan", tuple[plan, ...] if field.default == () else plan | None, field.default)
+    if command in MODEL_COMMANDS and (models := bundled_names()):
+        kind = extended(kind, "known", _choice(dict.fromkeys(models, kind)))
+    return Annotated[(kind, *MARKS, tyro.conf.OmitSubcommandPrefixes)]

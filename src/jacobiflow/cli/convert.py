@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
+from tyro.conf import Positional
 
 from jacobiflow.adapters.tarflow_checkpoint import import_tarflow
-from jacobiflow.cli.options import Force, Json, option, parse, refuse_old, report
+from jacobiflow.cli.options import Count, Force, Json, arg, make_folder, parse, report
 from jacobiflow.core.progress import steps
 from jacobiflow.flows.checkpoint import CONFIG, WEIGHTS
 from jacobiflow.training.train import measure
@@ -29,14 +29,10 @@ class Args:
     example: jacobiflow convert afhq_model_8_768_8_8_0.07.pth afhq256
     """
 
-    checkpoint: Annotated[tyro.conf.Positional[Path], option("CHECKPOINT")]
-    """The public checkpoint."""
-    out: Annotated[tyro.conf.Positional[Path], option("FOLDER")]
-    """The folder to write."""
-    channels: Annotated[int, tyro.conf.arg(metavar="N")] = 3
-    """Colour channels of the images; 1 is grey."""
-    noise_std: Annotated[float | None, option("STD")] = None
-    """Noise of training. Default: as a public file name says."""
+    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]  # The public checkpoint.
+    out: Annotated[Positional[Path], arg(metavar="FOLDER")]  # The folder to write.
+    channels: Count = 3  # Colour channels of the images; 1 is grey.
+    noise_std: Annotated[float | None, arg(metavar="STD")] = None  # Noise of training. Default: as the file name says.
     profile: Literal["quick", "full", "none"] = "quick"
     """How sweeps converge, which plan auto uses: measured within about two minutes, in full, or not."""
     force: Force = False
@@ -46,8 +42,8 @@ class Args:
 def main(argv: Sequence[str]) -> None:
     """Run the command."""
     args = parse(Args, argv, command="convert")
-    refuse_old(args.out, (CONFIG, WEIGHTS), force=args.force)
     flow = import_tarflow(args.checkpoint, image_channels=args.channels, noise_std=args.noise_std)
+    make_folder(args.out, (CONFIG, WEIGHTS), force=args.force)
     left_out = "no convergence profile"
     if args.profile != "none":
         with steps("measuring") as show_step:

@@ -10,6 +10,7 @@ import subprocess
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +22,11 @@ import torch
 
 from jacobiflow import __version__
 from jacobiflow.cli.options import Json, parse, report
-from jacobiflow.core.cache_folder import own_folder, write_own
+from jacobiflow.core.files import own_folder, write_own
 from jacobiflow.core.hardware import BILLION, available_cores, processor_name, total_memory
 from jacobiflow.core.progress import steps
 from jacobiflow.core.results import one_line
-from jacobiflow.core.suggest import pip_install
-from jacobiflow.core.tables import counted, listing, terminal_width
+from jacobiflow.core.tables import counted, listing, pip_install, terminal_width
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF, MAFConfig
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig
@@ -55,36 +55,26 @@ Finding = tuple[str, Any]  # the text of a row, and its facts for programs
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is 1 if there are problems."""
+    """Run the command; a warning of the form "what is wrong: what to do" is a problem, and the exit status then 1."""
     args = parse(Args, argv, command="doctor")
+    checks: dict[str, Callable[[], Finding]] = {"versions": versions, "system": system, "threads": threads}
+    checks |= {"cache": cache_use, "compiler": compiler, "kernels": kernels}
+    checks |= {str(device): partial(self_check, device) for device in devices()}
     found: dict[str, Finding] = {}
     with warnings.catch_warnings(record=True) as caught, steps("checking") as show_step:
         warnings.simplefilter("always")
-        for name, check in checks().items():
+        for name, check in checks.items():
             show_step(name)
             found[name] = check()
     problems = list(dict.fromkeys(" ".join(str(w.message).split()) for w in caught))
+    text = listing((name, without_home(text)) for name, (text, _) in found.items()) + "\n\n"
+    text += f"{counted(len(problems), 'problem')}:" if problems else "all good"
+    fill = partial(textwrap.fill, width=terminal_width(), break_on_hyphens=False)
+    for problem in problems:
+        text += "\n" + fill(without_home(problem), initial_indent="  - ", subsequent_indent="    ")
     doc = {name: facts for name, (_, facts) in found.items()} | {"problems": problems}
-    rows = listing((name, without_home(text)) for name, (text, _) in found.items())
-    text = f"{rows}\n\n{verdict([without_home(problem) for problem in problems])}"
     report(json.loads(without_home(json.dumps(doc))), text, as_json=args.json)
     return int(bool(problems))
-
-
-def checks() -> dict[str, Callable[[], Finding]]:
-    """What finds each row of the report. A warning of the form "what is wrong: what to do" is a problem."""
-    here = {"versions": versions, "system": system, "threads": threads, "cache": cache_use}
-    here |= {"compiler": compiler, "kernels": kernels}
-    return here | {str(device): partial(self_check, device) for device in devices()}
-
-
-def verdict(problems: Sequence[str]) -> str:
-    """The end of the report."""
-    if not problems:
-        return "all good"
-    fill = partial(textwrap.fill, width=terminal_width(), initial_indent="  - ", subsequent_indent="    ")
-    head = f"{counted(len(problems), 'problem')}:"
-    return "\n".join([head, *(fill(text, break_on_hyphens=False) for text in problems)])
 
 
 def without_home(text: str) -> str:
@@ -95,18 +85,16 @@ def without_home(text: str) -> str:
 
 def installed(name: str) -> str | None:
     """The version of a distribution; None if it is not installed."""
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def versions() -> Finding:
     """Our distributions, which belong together, and those that we need."""
-    ours = {name: installed(name) for name in OURS}
-    facts = {"jacobiflow": __version__} | ours | {"Python": platform.python_version()}
-    facts |= {name: installed(name) for name in OTHERS}
-    wrong = [name.removeprefix("jacobiflow-") for name, version in ours.items() if version not in (None, __version__)]
+    facts = {"jacobiflow": __version__} | {name: installed(name) for name in OURS}
+    facts |= {"Python": platform.python_version()} | {name: installed(name) for name in OTHERS}
+    wrong = [name.removeprefix("jacobiflow-") for name in OURS if facts[name] not in (None, __version__)]
     text = ", ".join(f"{name} {version or 'not installed'}" for name, version in facts.items())
     if wrong:
         warnings.warn(f"the versions differ: {pip_install(*wrong)}", stacklevel=1)
@@ -115,9 +103,9 @@ def versions() -> Finding:
 
 def system() -> Finding:
     """The operating system, the memory and where the library is."""
-    package, memory = str(Path(__file__).parents[1]), total_memory()
-    facts = {"platform": platform.platform(), "memory": memory, "package": package}
-    return f"{facts['platform']}, {memory / BILLION:,.0f} GB of memory, jacobiflow in {package}", facts
+    name, memory, package = platform.platform(), total_memory(), str(Path(__file__).parents[1])
+    text = f"{name}, {memory / BILLION:,.0f} GB of memory, jacobiflow in {package}"
+    return text, {"platform": name, "memory": memory, "package": package}
 
 
 def threads() -> Finding:
@@ -125,8 +113,7 @@ def threads() -> Finding:
     count, cores, asked = torch.get_num_threads(), available_cores(), os.environ.get("OMP_NUM_THREADS")
     text = f"{count} on {cores} cores" + ("" if asked is None else f", OMP_NUM_THREADS={asked}")
     if asked is not None and not re.fullmatch(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", asked):
-        wrong = f"OMP_NUM_THREADS={asked!r} is not a whole number above 0"
-        warnings.warn(f"{wrong}: set it to {cores}", stacklevel=1)
+        warnings.warn(f"OMP_NUM_THREADS={asked!r} is not a whole number above 0: set it to {cores}", stacklevel=1)
     elif (most := max(count, int((asked or "1").partition(",")[0]))) > cores:
         wrong = f"there are more threads than cores ({most} on {cores})"
         warnings.warn(f"{wrong}: set OMP_NUM_THREADS={cores}", stacklevel=1)
@@ -139,9 +126,10 @@ def cache_use() -> Finding:
     if folder is None:  # a warning says why
         return "not used", None
     cache = folder.parent
+    probe = folder / f"doctor-{os.getpid()}"
     try:
-        write_own(folder / f"doctor-{os.getpid()}", b"")
-        (folder / f"doctor-{os.getpid()}").unlink()
+        write_own(probe, b"")
+        probe.unlink()
     except OSError as error:
         wrong = f"the cache folder {cache} cannot be written to ({error.strerror})"
         warnings.warn(f"{wrong}: set JACOBIFLOW_CACHE to a folder of your own", stacklevel=1)
@@ -152,24 +140,23 @@ def cache_use() -> Finding:
 
 def compiler() -> Finding:
     """The C compiler, as it names itself; `kernels` reports if it is missing."""
-    command: tuple[str, ...] = ()
     try:
         command = build.compiler_command()
         if not command:
             return "none", None
         said = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=10, check=True)
-        name = said.stdout.partition("\n")[0].strip()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        name = f"does not run ({one_line(error)})"
-    return f"{' '.join(command) or 'CC'}: {name}", {"command": command, "version": name}
+        return f"does not run ({one_line(error)})", None
+    name = said.stdout.partition("\n")[0].strip()
+    return f"{' '.join(command)}: {name}", {"command": command, "version": name}
 
 
 def kernels() -> Finding:
     """The C kernels, built if they are not there; a warning says why they cannot be used."""
-    off = os.environ.get("JACOBIFLOW_NATIVE") == "0"
+    if os.environ.get("JACOBIFLOW_NATIVE") == "0":
+        return "off, because JACOBIFLOW_NATIVE=0", None
     in_use = None if build.library() is None else build.version()
-    text = "off, because JACOBIFLOW_NATIVE=0" if off else in_use or "not used: torch does their work"
-    return text, in_use
+    return in_use or "not used: torch does their work", in_use
 
 
 def devices() -> list[torch.device]:
@@ -189,12 +176,11 @@ def self_check(device: torch.device) -> Finding:
         wrong = f"decoding on {device} fails ({one_line(error)[:200]})"
         warnings.warn(f"{wrong}: update its driver and torch", stacklevel=1)
         return f"{facts['processor']}: fails", facts
-    backend, deviation = " + ".join(sorted(set(backends))), float(torch.stack(deviations).max())
-    if not deviation <= LARGEST_DEVIATION:
-        wrong = f"samples of {device} with backend {backend} deviate by {deviation:.1g}"
+    facts |= {"backend": " + ".join(sorted(set(backends))), "deviation": float(torch.stack(deviations).max())}
+    if not facts["deviation"] <= LARGEST_DEVIATION:
+        wrong = f"samples of {device} with backend {facts['backend']} deviate by {facts['deviation']:.1g}"
         warnings.warn(f"{wrong}: use --backend torch or another device, and report this", stacklevel=1)
-    text = f"{facts['processor']}, backend {backend}, self-check deviates by {deviation:.1g}"
-    return text, facts | {"backend": backend, "deviation": deviation}
+    return "{processor}, backend {backend}, self-check deviates by {deviation:.1g}".format(**facts), facts
 
 
 def deviation_on(device: torch.device, flow: Flow) -> tuple[str, torch.Tensor]:

@@ -15,9 +15,8 @@ from typing import Any
 from jacobiflow import __version__
 from jacobiflow.core.hardware import out_of_memory
 from jacobiflow.core.results import JacobiflowError, one_line
-from jacobiflow.core.suggest import did_you_mean, pip_install
+from jacobiflow.core.tables import did_you_mean, listing, pip_install
 
-LAB = "jacobiflow-lab"  # the distribution of the commands that the library does not have
 SHELLS = ("bash", "zsh", "fish")
 COMMANDS = {
     "sample": "draw samples: a grid of images, an array, or shards",
@@ -39,36 +38,35 @@ def find(name: str) -> Any:
     for entry in entry_points(group="jacobiflow.commands", name=name):
         return entry.load()
     if find_spec(f"jacobiflow.cli.{name}") is None:
-        raise JacobiflowError(f"this command belongs to {LAB}: {pip_install('lab')}")
+        raise JacobiflowError(f"this command belongs to jacobiflow-lab: {pip_install('lab')}")
     return import_module(f"jacobiflow.cli.{name}")
 
 
 def overview() -> str:
     """What `jacobiflow --help` prints."""
-    width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
-    return (
-        "usage: jacobiflow COMMAND [options]\n\n"
-        "Fast sampling of autoregressive normalizing flows.\n\n"
-        f"commands:\n{rows}\n\n"
-        "example:\n  jacobiflow sample mnist -n 16 --labels 0-9 --out out\n\n"
-        "`jacobiflow COMMAND --help` explains a command.\n"
-        "`jacobiflow --version` (or -V) prints the version.\n"
-        "`jacobiflow --completion bash` (or zsh, fish) prints a completion script."
-    )
+    return f"""usage: jacobiflow COMMAND [options]
+
+Fast sampling of autoregressive normalizing flows.
+
+commands:
+{listing(COMMANDS.items())}
+
+example:
+  jacobiflow sample mnist -n 16 --labels 0-9 --out out
+
+`jacobiflow COMMAND --help` explains a command.
+`jacobiflow --version` (or -V) prints the version.
+`jacobiflow --completion bash` (or zsh, fish) prints a completion script."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 2 for anything that the user can mend.
-
-    It is 1 where a command has done its work, but some of its samples are not finite, or it found problems.
-    """
+    """Run one command; status 2: the user can mend it; 1: it is done, but found problems or samples not finite."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal may lack a letter
     try:
-        status = run_command(name, rest) if name in COMMANDS else _about(name, rest)
+        status = _run_command(name, rest) if name in COMMANDS else _about(name, rest)
         print(end="", flush=True)  # whoever reads our output may have stopped
         return status
     except BrokenPipeError:
@@ -86,19 +84,19 @@ def _about(name: str, rest: Sequence[str]) -> int:
         print(overview())
     elif name in ("-V", "--version"):
         print(f"jacobiflow {__version__}")
-    elif name == "--completion" and rest in [[shell] for shell in SHELLS]:
+    elif name != "--completion":
+        hint = did_you_mean(name, COMMANDS)
+        return _complain(f"jacobiflow: no command {name!r}{hint}; there are {', '.join(COMMANDS)}")
+    elif len(rest) != 1 or rest[0] not in SHELLS:
+        return _complain(f"jacobiflow --completion takes one of {', '.join(SHELLS)}")
+    else:
         from jacobiflow.cli.completion import print_script
 
         print_script(rest[0])
-    elif name == "--completion":
-        return _complain(f"jacobiflow --completion takes one of {', '.join(SHELLS)}")
-    else:
-        hint = did_you_mean(name, COMMANDS)
-        return _complain(f"jacobiflow: no command {name!r}{hint}; there are {', '.join(COMMANDS)}")
     return 0
 
 
-def run_command(name: str, args: Sequence[str]) -> int:
+def _run_command(name: str, args: Sequence[str]) -> int:
     """Run a command; a user's error is one line. JACOBIFLOW_TRACEBACK=1 shows where it came from."""
     try:
         with warnings.catch_warnings():
@@ -106,11 +104,9 @@ def run_command(name: str, args: Sequence[str]) -> int:
             return int(find(name).main(args) or 0)
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
-    except BrokenPipeError:
-        raise
     except Exception as error:
         known = isinstance(error, JacobiflowError | ValueError | TypeError | OSError) or out_of_memory(error)
-        if not known or os.environ.get("JACOBIFLOW_TRACEBACK"):
+        if not known or isinstance(error, BrokenPipeError) or os.environ.get("JACOBIFLOW_TRACEBACK"):
             raise
         return _complain(f"jacobiflow {name}: {one_line(error)}")
 
@@ -125,10 +121,9 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def run() -> None:
-    """The process that `jacobiflow` starts. One of several ends without tearing down the interpreter:
-    gloo's threads may still let go of a tensor then, and abort a run that has succeeded.
-    """
+    """The process that `jacobiflow` starts."""
     status = main()
+    # One of several leaves no interpreter to tear down: gloo's threads may abort a run that has succeeded.
     if "torch.distributed" in sys.modules and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -10,10 +10,9 @@ import textwrap
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_origin
+from typing import Annotated, Any, Literal, TypeVar, cast, get_origin
 
 import torch
 import tyro
@@ -35,43 +34,40 @@ T = TypeVar("T")
 # Flags that are off need no opposite, and groups of options no prefix; those of a recipe have both.
 MARKS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 
-
-def option(metavar: str) -> Any:
-    """An option whose text says what its default is."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
-
-
-Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # off by default
-Force = Annotated[bool, tyro.conf.arg(help="Replace files of an earlier run.", help_behavior_hint="")]
-Device = Annotated[str, tyro.conf.arg(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, ...")]
-Seed = Annotated[int, tyro.conf.arg(metavar="SEED", help="Seed of the noise. Sample i depends on (seed, i) only.")]
-Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.", help_behavior_hint="")]
+# Options of several commands
+arg = tyro.conf.arg
+Model = Annotated[
+    tyro.conf.Positional[str], arg(metavar="MODEL", help="A bundled name, a checkpoint folder or a hub id.")
+]
+Count = Annotated[int, arg(metavar="N")]
+Number = Annotated[int | None, arg(metavar="N")]
+Bound = Annotated[float | None, arg(metavar="BOUND")]
+Folder = Annotated[Path, arg(metavar="FOLDER")]
+Force = Annotated[bool, arg(help="Replace files of an earlier run.")]
+Device = Annotated[str, arg(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, ...")]
+Seed = Annotated[int, arg(metavar="SEED", help="Seed of the noise. Sample i depends on (seed, i) only.")]
+Json = Annotated[bool, arg(help="Print JSON instead of text.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowOptions:
     """Which flow, and where it runs."""
 
-    model: Annotated[tyro.conf.Positional[str], option("MODEL")]
-    """A bundled name, a checkpoint folder or a hub id."""
-    labels: Annotated[str | None, option("LABELS")] = None
+    model: Model
+    labels: Annotated[str | None, arg(metavar="LABELS")] = None
     """Classes, in turn: 3, 0-9, 1,3,5-7 or cat,dog. Default: no label."""
     device: Device = "auto"
-    threads: Annotated[int | None, option("N")] = None
-    """CPU threads. Default: torch's own; 1 in a large job."""
+    threads: Number = None  # CPU threads. Default: torch's own; 1 in a large job.
 
     def find_device(self) -> torch.device:
-        """The device; raises if it or --threads cannot be used."""
+        """The device, after setting --threads; raises if either cannot be used."""
         if self.threads is not None:
-            as_int("--threads", self.threads, 1, 1024)
+            torch.set_num_threads(as_int("--threads", self.threads, 1, 1024))
         return pick_device(self.device)
 
     def load(self, instead: str) -> Flow:
         """The flow on its device; `instead` names what flows with context can be used with."""
-        device = self.find_device()
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        flow = load(self.model, device=device)
+        flow = load(self.model, device=self.find_device())
         refuse_context(flow, instead)
         return flow
 
@@ -80,14 +76,12 @@ class FlowOptions:
 class DecodingOptions:
     """How noise is drawn and decoded."""
 
-    tol: Annotated[float | None, option("TOL")] = None
-    """Largest change in the last sweep. Default: the model's own."""
-    init: Annotated[Init | None, option("INIT")] = None
+    tol: Annotated[float | None, arg(metavar="TOL")] = None  # Largest change in the last sweep. Default: the model's.
+    init: Annotated[Init | None, arg(metavar="INIT")] = None
     """First guess: zeros, noise, previous or calibrated. Default: the model's own."""
-    max_deviation: Annotated[float | None, option("BOUND")] = None
-    """Plan auto: largest deviation from exact. Default: the model's own."""
+    max_deviation: Bound = None  # Plan auto: largest deviation from exact. Default: the model's own.
     seed: Seed = 0
-    backend: Annotated[Backend | None, option("BACKEND")] = None
+    backend: Annotated[Backend | None, arg(metavar="BACKEND")] = None
     """torch, c or compile. Default: the fastest that supports the model."""
 
     @property
@@ -116,14 +110,10 @@ class DecodingOptions:
 class GuidanceOptions:
     """Guidance towards the labels."""
 
-    guidance: Annotated[float, option("WEIGHT")] = 0.0
-    """Weight of guidance. Default: 0, no guidance."""
-    guide: Literal["a", "b", "ab"] = "ab"
-    """What guidance acts on: log-scale, shift or both."""
-    annealed: Switch = False
-    """Let guidance grow along the sequence."""
-    attn_temp: Annotated[float, tyro.conf.arg(metavar="TEMP")] = 1.0
-    """Attention temperature of the unconditional branch."""
+    guidance: Annotated[float, arg(metavar="WEIGHT")] = 0.0  # Weight of guidance; 0: none.
+    guide: Literal["a", "b", "ab"] = "ab"  # What guidance acts on: log-scale, shift or both.
+    annealed: bool = False  # Let guidance grow along the sequence.
+    attn_temp: Annotated[float, arg(metavar="TEMP")] = 1.0  # Attention temperature of the unconditional branch.
 
     def for_flow(self, flow: Flow, labels: str | None, backend: Backend | None = None) -> Guidance:
         """Guidance as the flow takes it; raises if it is not supported there, or changes nothing."""
@@ -139,20 +129,18 @@ class GuidanceOptions:
 
 def parse(kind: type[T], args: Sequence[str], *, command: str, default: T | None = None) -> T:
     """The options of one command; --help prints them and ends the program. A mistake raises ValueError."""
-    extra: dict[str, Any] = {} if default is None else {"default": default}
-    marks = (tyro.conf.AvoidSubcommands, *(MARKS if default is None else ()))
-    text = inspect.getdoc(get_origin(kind) or kind)
-    prog = f"jacobiflow {command}"
+    options: dict[str, Any] = {"config": (tyro.conf.AvoidSubcommands, *(MARKS if default is None else ()))}
+    options |= {"prog": f"jacobiflow {command}", "description": inspect.getdoc(get_origin(kind) or kind)}
+    options |= {} if default is None else {"default": default}
     said, wrong = StringIO(), StringIO()
     try:
         with redirect_stdout(said), redirect_stderr(wrong):
-            parsed: T = tyro.cli(kind, args=list(args), prog=prog, description=text, config=marks, **extra)
+            return cast(T, tyro.cli(kind, args=list(args), **options))
     except SystemExit as stop:
         if stop.code:
-            raise ValueError(f"{_in_one_line(wrong.getvalue())}; see {prog} --help") from None
-        print(_tidy(said.getvalue(), off="False" if default is None else "None"))
+            raise ValueError(f"{_in_one_line(wrong.getvalue())}; see jacobiflow {command} --help") from None
+        print(_tidy(said.getvalue(), off="None" if default else "False"))
         raise
-    return parsed
 
 
 def _in_one_line(box: str) -> str:
@@ -177,17 +165,11 @@ def _in_one_line(box: str) -> str:
 
 
 def _tidy(text: str, off: str) -> str:
-    """The help without defaults that say nothing (None, '' and `off`), wrapped to the terminal.
-
-    tyro wraps only what is in boxes, and may break "(default: None)" into two lines.
-    """
-    text = re.sub(rf"\s*\(default:\s*(None|''|{off})?\)", "", text)
-    text = re.sub(r"(?<=\[)[^]\n]+", lambda found: found[0].replace(" ", "\xa0"), text)  # [--option VALUE]
+    """The help without defaults that say nothing (None, '' and `off`) and second names, wrapped to the terminal."""
+    text = re.sub(rf"\s*\(default:\s*(None|''|{off})?\)", "", text)  # tyro may break it into two lines
     text = re.sub(r"-(\w) (\S+), --\1 \2", lambda found: found[0].partition(",")[0].ljust(len(found[0])), text)
-    wrap = partial(textwrap.fill, width=terminal_width(), break_on_hyphens=False)
-    lines = (wrap(s) if len(s) > terminal_width() else s for s in map(str.rstrip, text.splitlines()))
-    text = re.sub(r"\n\n(?=  -)", "\n", "\n".join(lines).replace("\xa0", " "))
-    return re.sub(r"\n{3,}", "\n\n", text)
+    lines = (textwrap.fill(line, terminal_width(), break_on_hyphens=False) for line in text.splitlines())
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
 
 
 def label_cycle(text: str | None, classes: int, names: Sequence[str] = ()) -> tuple[int, ...]:
@@ -200,22 +182,21 @@ def label_cycle(text: str | None, classes: int, names: Sequence[str] = ()) -> tu
         return ()
     if not classes:
         raise ValueError("this model takes no labels: leave --labels out")
-    labels: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
-        if part.strip() in names:
-            number = list(names).index(part.strip())
-            if found is not None and found[0] != str(number):  # folders 0 .. 10: the third class is called 10
-                ways = f"{number}-{number} for the class, {found[1]}-{found[1]} for the number"
-                raise ValueError(f"--labels {found[0]} may mean a number or the class of that name: give {ways}")
-            labels.append(number)
-            continue
-        if found is None:
+    labels = list[int]()
+    for part in map(str.strip, text.split(",")):
+        found = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+        if part in names:
+            low = high = list(names).index(part)
+            if found is not None and part != str(low):  # folders 0 .. 10: the third class is called 10
+                ways = f"{low}-{low} for the class, {found[1]}-{found[1]} for the number"
+                raise ValueError(f"--labels {part} may mean a number or the class of that name: give {ways}")
+        elif found is None:
             known = f"names ({', '.join(names[:10])}{', ...' if len(names) > 10 else ''}), " if names else ""
             raise ValueError(f"--labels takes {known}numbers and ranges such as 0-9 or 1,3,5-7, not {text!r}")
-        low, high = int(found[1]), int(found[2] or found[1])
-        if high < low or high >= classes:
-            raise ValueError(f"--labels {part.strip()} is outside 0-{classes - 1}")
+        else:
+            low, high = int(found[1]), int(found[2] or found[1])
+            if high < low or high >= classes:
+                raise ValueError(f"--labels {part} is outside 0-{classes - 1}")
         labels += range(low, high + 1)
     return tuple(labels)
 
@@ -224,41 +205,28 @@ def pick_device(name: str) -> torch.device:
     """A device by name, checked by using it; "auto" is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    wrong = f"must be auto, cpu, cuda, cuda:1 or the like, not {name!r}"
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"--device must be auto, cpu, cuda, cuda:1 or the like, not {name!r}") from None
-    try:
+        wrong = f"{name}: this torch sees no such device"
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError):  # device types raise different errors
-        raise ValueError(f"--device {name}: this torch sees no such device") from None
+        raise ValueError(f"--device {wrong}") from None
     return device
 
 
 def make_folder(path: Path, files: Sequence[str] = (), *, force: bool = True) -> None:
     """Make the folder `path`, which can be written to and has none of `files` unless `force` is given."""
-    refuse_old(path, files, force=force)
+    old = [name for name in files if (path / name).exists()]
+    if old and not force:
+        raise ValueError(f"{path} has {' and '.join(old)}: add --force to replace, or choose another name")
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise ValueError(f"--out {path} is a file: give a folder") from None
     except OSError as error:
-        raise ValueError(f"--out {path} cannot be made: {error.strerror}") from None
+        wrong = "is a file: give a folder" if path.is_file() else f"cannot be made: {error.strerror}"
+        raise ValueError(f"{path} {wrong}") from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ValueError(f"--out {path} cannot be written to")
-
-
-def refuse_old(folder: Path, files: Sequence[str], *, force: bool) -> None:
-    """Raise if the folder has one of these files, unless they may be replaced."""
-    old = [name for name in files if (folder / name).exists()]
-    if old and not force:
-        raise ValueError(f"{folder} has {' and '.join(old)}: add --force to replace, or choose another name")
-
-
-def remove_old(folder: Path, files: Sequence[str]) -> None:
-    """Remove what an earlier run wrote, so that nothing stale is left beside new files."""
-    for name in files:
-        (folder / name).unlink(missing_ok=True)
+        raise ValueError(f"{path} cannot be written to: choose another")
 
 
 def refuse_context(flow: Flow, instead: str) -> None:

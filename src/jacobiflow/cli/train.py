@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from jacobiflow.cli.options import Device, Switch, parse, pick_device
+from jacobiflow.cli.options import Device, Folder, arg, parse, pick_device
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.tables import listing
 from jacobiflow.data.sources import DataConfig, survey
-from jacobiflow.training.log import last
+from jacobiflow.training.log import entries
 from jacobiflow.training.recipe import Recipe, TrainingConfig, recipe_for, recipe_names
 from jacobiflow.training.train import train
 
@@ -37,28 +37,28 @@ class Args(Generic[Model]):
     model: Model
     data: DataConfig
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    out: Path = Path("runs/flow")
-    """Folder of the run."""
+    out: Folder = Path("runs/flow")  # Folder of the run.
     device: Device = "auto"
-    json: tyro.conf.FlagCreatePairsOff[Switch] = False
+    json: Annotated[tyro.conf.FlagCreatePairsOff[bool], arg(help_behavior_hint="")] = False
     """At the end, print the last logged values and the path of the model as JSON."""
 
 
 def usage() -> str:
     """The text of `jacobiflow train --help`. Further flags depend on the recipe."""
     names = listing((name, Recipe.load(name).about) for name in recipe_names())
-    return (
-        "usage: jacobiflow train RECIPE [options]\n"
-        "   or: jacobiflow train --images FOLDER [options]\n\n"
-        "--images infers a recipe from images: a folder, an .npz file or a dataset id.\n"
-        "RECIPE is a TOML file or one of\n"
-        f"{names}\n\n"
-        "`jacobiflow train RECIPE --help` lists all options.\n\n"
-        "example:\n"
-        "  jacobiflow train mnist-cpu --data.source mnist.npz --out runs/mnist\n"
-        "on 8 GPUs of one machine:\n"
-        "  torchrun --nproc-per-node 8 -m jacobiflow.cli.main train cifar10-paper"
-    )
+    return f"""usage: jacobiflow train RECIPE [options]
+   or: jacobiflow train --images FOLDER [options]
+
+--images infers a recipe from images: a folder, an .npz file or a dataset id.
+RECIPE is a TOML file or one of
+{names}
+
+`jacobiflow train RECIPE --help` lists all options.
+
+example:
+  jacobiflow train mnist-cpu --data.source mnist.npz --out runs/mnist
+on 8 GPUs of one machine:
+  torchrun --nproc-per-node 8 -m jacobiflow.cli.main train cifar10-paper"""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         train(recipe, args.out, pick_device(args.device), world, data)
         if args.json and world.leader:
-            doc = {"out": str(args.out), "model": str(args.out / "model"), **last(args.out)}
+            doc = {"out": str(args.out), "model": str(args.out / "model"), **entries(args.out)[-1]}
             print(json.dumps(doc, indent=2, allow_nan=False))
     finally:
         leave_process_group()

@@ -8,15 +8,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from jacobiflow.cli import options as cli
 from jacobiflow.core.arguments import as_int
 from jacobiflow.core.method import Plan
 from jacobiflow.core.progress import steps
 from jacobiflow.core.tables import table
-from jacobiflow.flows.auto_plan import keep
 from jacobiflow.flows.compare import NOISY
+from jacobiflow.flows.plans import keep
 from jacobiflow.flows.tune import tune
 
 
@@ -34,14 +32,10 @@ class Args:
     """
 
     flow: cli.FlowOptions
-    batch: Annotated[int, tyro.conf.arg(metavar="N")] = 16
-    """Samples per batch that the plan is for."""
-    max_deviation: Annotated[float | None, cli.option("BOUND")] = None
-    """Largest deviation from exact. Default: the model's own."""
-    save: cli.Switch = False
-    """Keep what was measured in the checkpoint's folder instead of the cache folder."""
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("plan.json")
-    """The plan file to write, for --plan of other commands."""
+    batch: cli.Count = 16  # Samples per batch that the plan is for.
+    max_deviation: cli.Bound = None  # Largest deviation from exact. Default: the model's own.
+    save: bool = False  # Keep what was measured in the checkpoint's folder instead of the cache folder.
+    out: Annotated[Path, cli.arg(metavar="FILE")] = Path("plan.json")  # The plan file, for --plan of other commands.
     force: cli.Force = False
     json: cli.Json = False
     guidance: cli.GuidanceOptions
@@ -63,11 +57,10 @@ def main(argv: Sequence[str]) -> None:
     with steps("measuring") as show_step:
         plan = tune(flow, args.batch, args.max_deviation, labels=labels, guidance=guidance, progress=show_step)
     plan.save(args.out)
-    if args.save:
-        for measured in (flow.profile, flow.calibration):
-            if measured is not None:
-                measured.save(folder)
     stored = folder if args.save else keep(flow)
+    for measured in (flow.profile, flow.calibration) if args.save else ():
+        if measured is not None:
+            measured.save(folder)
     doc = plan.about | {"model": args.flow.model, "out": str(args.out)}
     doc |= {"stored": stored and str(stored), "methods": [asdict(method) for method in plan]}
     kept = "" if stored is None else f"; plan auto uses what was measured, from\n  {stored}"
@@ -78,16 +71,16 @@ def main(argv: Sequence[str]) -> None:
 def show(plan: Plan) -> str:
     """The table for people: every plan that was tried, the fastest first."""
     tried, chosen = plan.about["tried"], [asdict(method) for method in plan]
-    base = tried[0]["seconds"]
     rows: list[tuple[str, ...]] = [("plan", "seconds", "speed-up", "deviation")]
     for trial in sorted(tried, key=lambda t: (t["seconds"] is None, t["seconds"] or t["predicted"])):
-        mark = " *" if trial["methods"] == chosen else ""
+        runs = ((name, len(list(run))) for name, run in groupby(map(short_name, trial["methods"])))
+        name = " ".join(f"{count}*{name}" if count > 1 else name for name, count in runs)
         seconds = gain = ""
         if trial["seconds"] is not None:
             seconds = f"{trial['seconds']:.4f}"
-            gain = f"{base / trial['seconds']:.2f}x" if trial["stable"] else NOISY
+            gain = f"{tried[0]['seconds'] / trial['seconds']:.2f}x" if trial["stable"] else NOISY
         deviation = "inf" if trial["deviation"] is None else f"{trial['deviation']:.2g}"
-        rows.append((in_short(trial["methods"]) + mark, seconds, gain, deviation))
+        rows.append((name + " *" * (trial["methods"] == chosen), seconds, gain, deviation))
     measured, setting = plan.about["measured"], plan.about["setting"]
     gain = f"speed-up {measured['speedup']:.2f}x" if measured["stable"] else "speed-up too noisy to tell"
     return (
@@ -103,18 +96,8 @@ def show(plan: Plan) -> str:
     )
 
 
-def in_short(methods: Sequence[dict[str, Any]]) -> str:
-    """The methods of a plan, with equal neighbours counted."""
-    runs = ((name, len(list(run))) for name, run in groupby(map(short_name, methods)))
-    return " ".join(f"{count}*{name}" if count > 1 else name for name, count in runs)
-
-
 def short_name(method: dict[str, Any]) -> str:
-    """A method in a few letters.
-
-    >>> short_name({"width": 16, "tol": 0.001, "init": "zeros"})
-    '16/0.001z'
-    """
+    """A method in a few letters, such as 16/0.001z."""
     if method["width"] == 1:
         return "1"
     guess = {"previous": "p", "zeros": "z", "noise": "n"}.get(method["init"], "")

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Array = np.ndarray[Any, np.dtype[np.integer[Any]]]  # importing numpy.typing takes its time
-Labels = int | Sequence[int] | Array | Tensor  # one for all samples, or one each
+Labels = int | Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]] | Tensor  # one for all samples, or one each
 
 
 def as_int(name: str, value: Any, least: int = 0, most: int | None = None) -> int:
@@ -41,7 +40,7 @@ def set_ints(record: Any, kind: str, **least: int) -> None:
 
 
 def set_fields(record: Any, kind: str, check: Callable[[str, Any], Any], *names: str) -> None:
-    """Make fields of a frozen dataclass what `check` makes of them, such as `number`; JSON knows no others."""
+    """Make fields of a frozen dataclass what `check` makes of them, such as `number`."""
     for name in names:
         object.__setattr__(record, name, check(f"{kind}.{name}", getattr(record, name)))
 
@@ -63,12 +62,6 @@ def switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name} must be True or False, not {short(value)}")
     return bool(value)
-
-
-def switches(**values: Any) -> None:
-    """Refuse what is neither True nor False."""
-    for name, value in values.items():
-        switch(name, value)
 
 
 def word(name: str, value: Any, known: Iterable[str]) -> None:
@@ -131,7 +124,7 @@ def labels(value: Labels, n: int | None, classes: int, device: torch.device) -> 
         raise ValueError(f"there are {len(found)} labels for {n} samples: give one, or as many as samples")
     found = found.long()
     if found.numel() and not torch.compiler.is_compiling():  # a look at values would break the graph
-        wrong = [v for v in (int(found.min()), int(found.max())) if not -1 <= v < classes]
-        if wrong:
-            raise ValueError(f"labels must be 0 .. {classes - 1}, or -1 for none, not {wrong[0]}")
+        for end in (int(found.min()), int(found.max())):
+            if not -1 <= end < classes:
+                raise ValueError(f"labels must be 0 .. {classes - 1}, or -1 for none, not {end}")
     return found if n is None else found.expand(n)

@@ -1,48 +1,48 @@
 """Elementwise monotone maps z = f(x; theta), their inverses and log-derivatives.
 
-theta is [..., P * D] for x [..., D]: P groups of D numbers. A map returns its value and the
-logarithm of its own derivative, elementwise.
+theta is [..., P * D] for x [..., D]: P groups of D numbers.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jacobiflow.core.description import Formula
+
+class Formula(NamedTuple):
+    """The description of a bijector: the name of its formula and the numbers in it, without theta."""
+
+    kind: str
+    numbers: tuple[float, ...] = ()
+
+
+def description(thing: object) -> object | None:
+    """What `thing.describe()` returns, if the class of `thing` itself defines that method; else None.
+
+    Bijectors return a `Formula`, conditioners a `BoundNetwork` or a `TransformerNetwork`. The method is not inherited:
+    a subclass may compute something else, so it runs in torch until it describes itself.
+    """
+    describe = vars(type(thing)).get("describe")
+    return None if describe is None else describe(thing)
 
 
 class Bijector(Protocol):
-    """An elementwise map and how many parameters it takes per number.
-
-    With a method `describe` it tells backends its formula: see `jacobiflow.core.description`.
-    """
+    """An elementwise map. A method `describe` tells backends its `Formula`."""
 
     @property
-    def params(self) -> int:
-        """Parameters per element of x."""
-
-    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """z and log |dz/dx|."""
-
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """x and log |dx/dz|."""
+    def params(self) -> int: ...  # per element of x
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]: ...  # z and log |dz/dx|
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]: ...  # x and log |dx/dz|
 
 
 @dataclass(frozen=True)
 class ExpAffine:
-    """z = (x - b) exp(-a), theta = (a, b): TarFlow's convention.
-
-    >>> f = ExpAffine()
-    >>> z, log_dz = f.forward(torch.tensor([3.0]), torch.tensor([0.0, 1.0]))
-    >>> z.item(), log_dz.item()
-    (2.0, -0.0)
-    """
+    """z = (x - b) exp(-a), theta = (a, b): TarFlow's convention."""
 
     params: int = 2
 
@@ -76,43 +76,36 @@ class Shift:
 
 @dataclass(frozen=True)
 class ScaleAffine:
-    """z = s x + b, theta = (u, b), with s = softplus(u) + eps or s = sigmoid(u + 2) + eps.
-
-    The two scale conventions of MAF libraries. `eps` bounds how much the inverse can stretch.
-    """
+    """z = s x + b, theta = (u, b), with s = softplus(u) + eps or s = sigmoid(u + 2) + eps: as in MAF libraries."""
 
     scale: Literal["softplus", "sigmoid"] = "softplus"
-    eps: float = 1e-3
+    eps: float = 1e-3  # bounds how much the inverse can stretch
     params: int = 2
 
     def describe(self) -> Formula:
         return Formula(self.scale, (self.eps,))
 
-    def scale_of(self, u: Tensor) -> Tensor:
-        """s(u), positive."""
-        return (F.softplus(u) if self.scale == "softplus" else torch.sigmoid(u + 2.0)) + self.eps
+    def _scale_and_shift(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        u, b = theta.chunk(2, dim=-1)
+        return (F.softplus(u) if self.scale == "softplus" else torch.sigmoid(u + 2.0)) + self.eps, b
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        u, b = theta.chunk(2, dim=-1)
-        s = self.scale_of(u)
+        s, b = self._scale_and_shift(theta)
         return torch.addcmul(b, x, s), s.log()
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        u, b = theta.chunk(2, dim=-1)
-        s = self.scale_of(u)
+        s, b = self._scale_and_shift(theta)
         return (z - b) / s, -s.log()
 
 
 @dataclass(frozen=True)
 class Spline:
-    """Monotone rational-quadratic spline on [-bound, bound], the identity outside.
+    """Monotone rational-quadratic spline on [-bound, bound], the identity outside (Durkan et al., 2019).
 
-    theta = (bins widths, bins heights, bins - 1 inner slopes), unconstrained. Widths and heights
-    are softmaxed with a floor of `min_bin`, slopes softplused with a floor of `min_slope`, and
-    the outermost slopes are 1, so that value and slope are continuous at the bounds.
-    Inside bin k, with t in [0, 1], width w, height h, s = h / w and slopes d0, d1:
+    theta = (bins widths, bins heights, bins - 1 inner slopes), unconstrained. Widths and heights are softmaxed with a
+    floor of `min_bin`, slopes softplused with a floor of `min_slope`, and the outermost slopes are 1, so that value
+    and slope are continuous. Inside bin k, with t in [0, 1], width w, height h, s = h / w and slopes d0, d1:
         z = z_k + h (s t^2 + d0 t (1 - t)) / (s + (d1 + d0 - 2 s) t (1 - t))
-    (Durkan et al., 2019, Neural Spline Flows.)
     """
 
     bins: int = 8
@@ -122,32 +115,32 @@ class Spline:
 
     def __post_init__(self) -> None:
         if self.bins < 2 or self.bins * self.min_bin >= 1:
-            most = f"to {int(1 / self.min_bin) - 1}" if self.min_bin else "or more"
-            raise ValueError(f"a spline takes 2 {most} bins, not {self.bins}")
+            raise ValueError(f"a spline takes 2 bins or more, and less than 1 / {self.min_bin}, not {self.bins}")
 
     @property
     def params(self) -> int:
-        """bins widths, bins heights, bins - 1 slopes."""
         return 3 * self.bins - 1
 
     def describe(self) -> Formula:
         return Formula("spline", (self.bins, self.bound, self.min_bin, self.min_slope, self._offset))
 
     @property
-    def _offset(self) -> float:
-        """A zero vector is slope 1: a fresh network gives the identity."""
+    def _offset(self) -> float:  # of 0, so that a fresh network has slope 1 and gives the identity
         return math.log(math.expm1(1.0 - self.min_slope))
 
-    def _knots(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Knots in x and z [..., D, bins + 1] and the slopes at them."""
-        k = self.bins
-        dim = theta.shape[-1] // self.params
+    def _bin(self, value: Tensor, theta: Tensor, *, of_z: bool) -> tuple[Tensor, ...]:
+        """Of the bin that holds each value of x or z: x_k, width, z_k, height and both slopes."""
+        bins, dim = self.bins, value.shape[-1]
         theta = theta.reshape(*theta.shape[:-1], self.params, dim).transpose(-1, -2)  # [..., D, P]
-        slopes = F.pad(self._slopes(theta[..., 2 * k :]), (1, 1), value=1.0)
-        return self._edges(theta[..., :k]), self._edges(theta[..., k : 2 * k]), slopes
-
-    def _slopes(self, raw: Tensor) -> Tensor:
-        return self.min_slope + F.softplus(raw + self._offset)
+        x_edges, z_edges = self._edges(theta[..., :bins]), self._edges(theta[..., bins : 2 * bins])
+        inner = self.min_slope + F.softplus(theta[..., 2 * bins :] + self._offset)
+        slopes = F.pad(inner, (1, 1), value=1.0)
+        left = value[..., None] >= (z_edges if of_z else x_edges)
+        k = left.sum(-1, keepdim=True).sub_(1).clamp_(0, bins - 1)
+        (x0, x1), (z0, z1), (d0, d1) = (
+            (t.gather(-1, k).squeeze(-1), t.gather(-1, k + 1).squeeze(-1)) for t in (x_edges, z_edges, slopes)
+        )
+        return x0, x1 - x0, z0, z1 - z0, d0, d1
 
     def _edges(self, raw: Tensor) -> Tensor:
         sizes = self.min_bin + (1 - self.min_bin * self.bins) * raw.softmax(-1)
@@ -156,18 +149,16 @@ class Spline:
         return edges
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        x_edges, z_edges, slopes = self._knots(theta)
         inside = x.abs() < self.bound
-        x0, w, z0, h, d0, d1 = _bins(torch.where(inside, x, 0), x_edges, x_edges, z_edges, slopes)
+        x0, w, z0, h, d0, d1 = self._bin(torch.where(inside, x, 0), theta, of_z=False)
         t = (torch.where(inside, x, x0) - x0) / w
         s = h / w
         z = z0 + h * (s * t**2 + d0 * t * (1 - t)) / (s + (d1 + d0 - 2 * s) * t * (1 - t))
         return torch.where(inside, z, x), torch.where(inside, _log_slope(t, s, d0, d1), 0)
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        x_edges, z_edges, slopes = self._knots(theta)
         inside = z.abs() < self.bound
-        x0, w, z0, h, d0, d1 = _bins(torch.where(inside, z, 0), z_edges, x_edges, z_edges, slopes)
+        x0, w, z0, h, d0, d1 = self._bin(torch.where(inside, z, 0), theta, of_z=True)
         y = torch.where(inside, z, z0) - z0
         s = h / w
         # z(t) is a ratio of quadratics: solve a t^2 + b t + c = 0 by the stable formula.
@@ -175,27 +166,10 @@ class Spline:
         a = h * (s - d0) + y * mixed
         b = h * d0 - y * mixed
         c = -s * y
-        t = 2 * c / (-b - torch.sqrt((b**2 - 4 * a * c).clamp_min(0)))
-        t = t.clamp(0, 1)  # rounding may lead out of the bin
+        t = (2 * c / (-b - torch.sqrt((b**2 - 4 * a * c).clamp_min(0)))).clamp(0, 1)  # rounding may leave the bin
         return torch.where(inside, x0 + t * w, z), torch.where(inside, -_log_slope(t, s, d0, d1), 0)
 
 
-def _bins(
-    value: Tensor, edges: Tensor, x_edges: Tensor, z_edges: Tensor, slopes: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """x_k, width, z_k, height and both slopes of the bin of `edges` that holds each value."""
-    last = edges.shape[-1] - 2
-    k = (value.unsqueeze(-1) >= edges).sum(-1, keepdim=True).sub_(1).clamp_(0, last)
-
-    def at(table: Tensor, i: Tensor) -> Tensor:
-        return table.gather(-1, i).squeeze(-1)
-
-    x0, z0 = at(x_edges, k), at(z_edges, k)
-    return x0, at(x_edges, k + 1) - x0, z0, at(z_edges, k + 1) - z0, at(slopes, k), at(slopes, k + 1)
-
-
 def _log_slope(t: Tensor, s: Tensor, d0: Tensor, d1: Tensor) -> Tensor:
-    """log dz/dx inside a bin."""
     u = t * (1 - t)
-    top = s**2 * (d1 * t**2 + 2 * s * u + d0 * (1 - t) ** 2)
-    return top.log() - 2 * (s + (d1 + d0 - 2 * s) * u).log()
+    return (s**2 * (d1 * t**2 + 2 * s * u + d0 * (1 - t) ** 2)).log() - 2 * (s + (d1 + d0 - 2 * s) * u).log()

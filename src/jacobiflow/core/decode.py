@@ -1,15 +1,13 @@
 """The loop: the inverse of a block by parallel sweeps over a window that slides along the sequence.
 
-A sweep updates all positions t of a window at once from the current guess:
-    x_t <- f^-1(z_t; theta_t(x_{<t}))
-Each sample keeps its own frontier, the number of its final positions. A window of one position is sequential
-decoding; without a width it is the rest of the sequence, Algorithm 1 of Zhang et al. (2026).
+A sweep updates all positions t of a window at once: x_t <- f^-1(z_t; theta_t(x_{<t})). Each sample keeps its own
+frontier, the number of its final positions. A window of one position is sequential decoding; without a width it is
+the rest of the sequence, Algorithm 1 of Zhang et al. (2026).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import get_args
@@ -17,12 +15,12 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from jacobiflow.core.arguments import function, instance, switches, word
-from jacobiflow.core.block import Block, Engine
+from jacobiflow.core.arguments import function, instance, switch, word
+from jacobiflow.core.block import Block, Engine, take
 from jacobiflow.core.failures import regrouped
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.results import STATUSES, BlockStats, Decoded, DecodingError, OnFailure, Stats, Sweep, Watcher
-from jacobiflow.core.rows import Look, Rows, Verdict, first_guess
+from jacobiflow.core.rows import NONFINITE, Look, Rows, Verdict, first_guess
 from jacobiflow.core.stopping import changes
 
 ROUGH_TOL = 2**-5  # changes at which sweeps in bfloat16 end: its rounding is not far below
@@ -42,19 +40,17 @@ def decode(
 ) -> Decoded:
     """Invert z = block(x) as `method` says. z: [N, T, D] in the order of the data; it is never written to.
 
-    on_failure: what happens to samples that have no finite answer or reach max_sweeps: they continue one
-        position at a time ("fallback"), raise a DecodingError that names block `number` ("raise"), or are
-        returned as they are ("return").
+    on_failure: samples that have no finite answer or reach max_sweeps continue one position at a time ("fallback"),
+        raise a DecodingError that names block `number` ("raise"), or are returned as they are ("return").
     cache: keep what the conditioner computed for final positions; False trades time for memory.
     compact_at: solved rows leave the batch when this share of it or less still moves; 0 keeps them.
-    watch: called with the first guess and after every sweep. The batch is then solved in one part, and
-        samples that continue with a narrower window are not shown.
+    watch: called with the first guess and after every sweep of the whole batch, but not of samples that continue
+        with a narrower window.
     """
-    instance(Block, block, "decode")
-    instance(Tensor, z, "decode")
-    instance(Method, method, "decode")
+    for kind, value in ((Block, block), (Tensor, z), (Method, method)):
+        instance(kind, value, "decode")
     word("on_failure", on_failure, get_args(OnFailure))
-    switches(cache=cache)
+    switch("cache", cache)
     if watch is not None:
         function("watch", watch)
     if z.ndim != 3 or z.shape[1] != block.length:
@@ -64,24 +60,20 @@ def decode(
     if method.precision == "mixed" and (z.dtype != torch.float32 or block.engine.rough() is None):
         method = replace(method, precision="float32")
     observe = None if watch is None else Observer(watch, block, number, z)
-    run = partial(solve, method=method, on_failure=on_failure, cache=cache, compact_at=compact_at, observe=observe)
+    run = partial(solve, method=method, on_failure=on_failure, cache=cache, share=compact_at, observe=observe)
     with torch.inference_mode():
         z = block.to_positions(z.detach())
-        rows = run(block, z) if watch is not None else _in_parts(run, block, z)
+        most = len(z) if watch is not None else block.engine.rows or len(z)  # rows of a part
+        if len(z) <= most:
+            rows = run(block, z)
+        else:
+            parts = torch.arange(len(z), device=z.device).tensor_split(-(-len(z) // most))
+            rows = Rows.joined([replace(run(block.select(part), z[part]), place=part) for part in parts])
     out = _decoded(block, rows, method, time.perf_counter() - began)
     if on_failure == "raise" and out.stats.status.failed:
         failed = [i for i, status in enumerate(out.stats.blocks[0].status) if status.failed]
         raise DecodingError(number, failed, out.stats.status)
     return out
-
-
-def _in_parts(run: Callable[[Block, Tensor], Rows], block: Block, z: Tensor) -> Rows:
-    """Run on parts of the batch, of the size that the backend prefers."""
-    count = -(-len(z) // max(block.engine.rows or len(z), 1))
-    if count <= 1:
-        return run(block, z)
-    parts = torch.arange(len(z), device=z.device).tensor_split(count)
-    return Rows.joined([replace(run(block.select(part), z[part]), place=part) for part in parts])
 
 
 def _decoded(block: Block, rows: Rows, method: Method, seconds: float) -> Decoded:
@@ -101,43 +93,34 @@ def _decoded(block: Block, rows: Rows, method: Method, seconds: float) -> Decode
 
 
 class Observer:
-    """Shows a batch to `watch`, in the order of the data."""
+    """Shows a batch to `watch`, in the order of the data, after a sweep over lo .. hi - 1 of the rows in `moved`."""
 
     def __init__(self, watch: Watcher, block: Block, number: int, z: Tensor) -> None:
         self.watch, self.block, self.number, self.count = watch, block, number, 0
         self.answer = torch.zeros_like(z)
 
     def __call__(self, rows: Rows, moved: Tensor, lo: int, hi: int) -> None:
-        """After a sweep over positions lo .. hi - 1 of `rows`, in which those in `moved` took part."""
         self.answer[rows.place] = rows.answer[:, : rows.length]
         with torch.inference_mode(False):  # the copies are ordinary tensors
-            moving = torch.zeros(len(self.answer), dtype=torch.bool)
-            moving[rows.place[moved].cpu()] = True
+            moving = torch.isin(torch.arange(len(self.answer)), rows.place[moved].cpu())
             x = self.block.from_positions(self.answer.clone())
             self.watch(Sweep(block=self.number, number=self.count, lo=lo, hi=hi, moving=moving, x=x))
         self.count += 1
 
 
 def solve(
-    block: Block,
-    z: Tensor,
-    method: Method,
-    on_failure: OnFailure,
-    cache: bool,
-    compact_at: float,
-    observe: Observer | None,
+    block: Block, z: Tensor, method: Method, on_failure: OnFailure, cache: bool, share: float, observe: Observer | None
 ) -> Rows:
     """The answers of one batch, z [n, T, D] in the order of positions."""
     engine, theta = block.engine, block.conditioner.first(len(z))
     if theta.dtype != z.dtype and not torch.is_autocast_enabled(z.device.type):
         raise ValueError(f"z is {z.dtype}, the network {theta.dtype}: use z.to({theta.dtype})")
     first, log_slope = engine.inverse(z[:, :1], theta)
-    guess, rough = first_guess(z, method.init, block.guess), None
+    guess, guess_sweeps = first_guess(z, method.init, block.guess), z.new_zeros(len(z), dtype=torch.long)
     if method.precision == "mixed" and (fast := engine.rough()) is not None:
-        guess, rough = rough_guess(fast, z, first, guess, method)
+        guess, guess_sweeps = rough_guess(fast, z, first, guess, method)
     rows = Rows.start(block, z, first, log_slope, guess, min(method.width or block.length, block.length))
-    rows.guess_sweeps = rows.guess_sweeps if rough is None else rough
-    rows.cache = engine.new_cache(len(z)) if cache else None
+    rows.guess_sweeps, rows.cache = guess_sweeps, engine.new_cache(len(z)) if cache else None
     if observe is not None:
         observe(rows, rows.moving, 0, 1)
     done, rows = rows.parted()
@@ -147,41 +130,39 @@ def solve(
         if rows.width == 1:
             solved, narrower = one_by_one(rows, observe)
         else:
-            solved, narrower = slide(rows, method, on_failure, compact_at, observe)
+            solved, narrower = slide(rows, method, on_failure, share, observe)
         done += [replace(part, cache=None) for part in solved]  # caches are large
         queue += narrower
         observe = None  # samples that continue with a narrower window are not shown
     rows = Rows.joined(done)
-    rows.mark_unknown()
+    if bool((lost := rows.status == NONFINITE).any()):  # no guess is returned as an answer
+        unknown = lost[:, None] & (torch.arange(rows.answer.shape[1], device=z.device) >= rows.frontier[:, None])
+        rows.answer[unknown] = rows.log_slope[unknown] = float("nan")
     return rows
 
 
 def rough_guess(engine: Engine, z: Tensor, first: Tensor, guess: Tensor, method: Method) -> tuple[Tensor, Tensor]:
-    """A better first guess by sweeps of an engine in bfloat16, and how many each row took, [n].
-
-    No position becomes final and no cache is written. A row that overflows keeps its last finite guess.
-    """
+    """A better first guess by sweeps in bfloat16, and how many each row took; a row that overflows keeps its last."""
     x, count = guess.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device)
     x[:, :1] = first.nan_to_num(0, 0, 0)
     rows, length = torch.arange(len(z), device=z.device), z.shape[1]
-    for _ in range(min(method.max_sweeps or length, length - 1) if len(z) else 0):
+    for _ in range(min(method.max_sweeps or length, length - 1)):
+        if not len(rows):
+            break
         part, own, known = engine.select(rows), x[rows], z[rows, 1:]
         new, log_slope = part.inverse(known, part.params(own, 1, length - 1, None))
         largest = changes(new, own[:, 1:], known, log_slope, method)[0].amax(1)
         x[rows, 1:] = torch.where(largest.isfinite()[:, None, None], new, own[:, 1:])
         count[rows] += 1
         rows = rows[largest > max(ROUGH_TOL, method.tol)]  # NaN is not larger
-        if not len(rows):
-            break
     return x, count
 
 
 def slide(
-    rows: Rows, method: Method, on_failure: OnFailure, compact_at: float, observe: Observer | None
+    rows: Rows, method: Method, on_failure: OnFailure, share: float, observe: Observer | None
 ) -> tuple[list[Rows], list[Rows]]:
     """Sweep until every row is solved. Returns solved rows, and those that continue with narrower windows."""
     done, narrower, look = list[Rows](), list[Rows](), rows.look()
-    compact_at = compact_at if rows.block.engine.compacts else 0.0
     while look.count:
         moving, low = rows.moving if observe else None, look.low
         verdict = sweep(rows, look, method)
@@ -192,7 +173,7 @@ def slide(
             rows, *left = regrouped(rows, verdict, method, on_failure)
             narrower += left
             look = rows.look()
-        if 0 < look.count <= min(compact_at * len(rows), len(rows) - 1):
+        if rows.block.engine.compacts and 0 < look.count <= min(share * len(rows), len(rows) - 1):
             solved, rows = rows.parted()
             done += solved
     return [*done, rows], narrower
@@ -202,7 +183,7 @@ def sweep(rows: Rows, look: Look, method: Method) -> Verdict:
     """x_t <- f^-1(z_t; theta_t(x_{<t})) for all positions t of each row's window; what became of the rows."""
     engine, window = rows.block.engine, rows.window(look)
     theta = engine.params(rows.x, window.start, window.width, rows.cache)
-    new, log_slope = engine.inverse(window.take(rows.z), theta)
+    new, log_slope = engine.inverse(take(rows.z, window.start, window.width), theta)
     return engine.accept(rows, window, new, log_slope, method)
 
 

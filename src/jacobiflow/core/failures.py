@@ -12,20 +12,11 @@ from jacobiflow.core.rows import FELL_BACK, SWEEP_LIMIT, Rows, Verdict
 
 
 def regrouped(rows: Rows, verdict: Verdict, method: Method, on_failure: OnFailure) -> list[Rows]:
-    """The rows that keep their width, and a group for each narrower width of the others."""
-    widths = next_widths(rows, verdict, method, on_failure)
-    narrower = set(widths.tolist()) - {rows.width}
-    if not narrower:
-        return [rows]
-    return [rows.take(widths == rows.width), *(narrowed(rows, widths == width, width) for width in narrower)]
+    """The rows that keep their width, and a group for each narrower width of the others.
 
-
-def next_widths(rows: Rows, verdict: Verdict, method: Method, on_failure: OnFailure) -> Tensor:
-    """The width [n] with which each row continues.
-
-    Overflow beyond the frontier halves the window: a shorter one reads fewer guesses. Overflow at the
-    frontier may come from a later guess (0 * inf is NaN), so that one position at a time decides. Rows that
-    have used up max_sweeps continue one position at a time, or end as they are.
+    Overflow beyond the frontier halves the window: a shorter one reads fewer guesses. Overflow at the frontier may
+    come from a later guess (0 * inf is NaN), so that one position at a time decides. Rows that have used up
+    max_sweeps continue one position at a time, or end as they are.
     """
     widths = torch.full_like(rows.frontier, rows.width)
     widths[verdict.overflows_beyond] = max(rows.width // 2, 1)
@@ -39,7 +30,10 @@ def next_widths(rows: Rows, verdict: Verdict, method: Method, on_failure: OnFail
             rows.change = torch.where(spent, verdict.largest, rows.change)
     widths = torch.where(rows.moving, widths, rows.width)
     rows.status = torch.where(widths < rows.width, FELL_BACK, rows.status)
-    return widths
+    narrower = set(widths.tolist()) - {rows.width}
+    if not narrower:
+        return [rows]
+    return [rows.take(widths == rows.width), *(narrowed(rows, widths == width, width) for width in narrower)]
 
 
 def narrowed(rows: Rows, where: Tensor, width: int) -> Rows:

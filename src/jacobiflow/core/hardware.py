@@ -18,6 +18,7 @@ from jacobiflow.core.results import JacobiflowError
 
 BILLION = 10**9
 CONTROL = Path("/sys/fs/cgroup")  # limits of a Linux container
+STATUS = Path("/proc/self/status")  # of this process
 
 
 class SizeError(JacobiflowError, ValueError):
@@ -36,32 +37,26 @@ def total_memory() -> float:
     """Bytes of memory of this machine, or of the container it runs; infinity if unknown."""
     with suppress(AttributeError, OSError, ValueError):  # not on every system
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return min(float(total), _number(CONTROL / "memory.max"))
+        return min(float(total), _figure(CONTROL / "memory.max"))
     return math.inf
 
 
 def available_memory() -> float:
     """Bytes of memory that are free now."""
-    free = total_memory()
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = min(free, 1024.0 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1]))
-    limit, used = _number(CONTROL / "memory.max"), _number(CONTROL / "memory.current")
+    free = min(total_memory(), 1024 * _figure(Path("/proc/meminfo"), "MemAvailable:"))
+    limit, used = _figure(CONTROL / "memory.max"), _figure(CONTROL / "memory.current")
     return free if math.inf in (limit, used) else min(free, max(limit - used, 0.0))
 
 
 def used_memory() -> float:
     """Bytes of memory that this process holds now; 0 if unknown."""
-    with suppress(OSError):
-        return float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0.0
+    return 1024 * _figure(STATUS, "VmRSS:", otherwise=0.0)
 
 
 def peak_memory() -> int:
     """The most bytes of memory that this process has held; on Linux since they were reset."""
-    with suppress(OSError):
-        if found := re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text()):
-            return 1024 * int(found[1])
+    if peak := _figure(STATUS, "VmHWM:", otherwise=0.0):
+        return 1024 * int(peak)
     import resource  # not on every system
 
     unit = 1 if sys.platform == "darwin" else 1024
@@ -70,17 +65,11 @@ def peak_memory() -> int:
 
 @contextmanager
 def memory_limit(gigabytes: float) -> Iterator[None]:
-    """Make allocations fail that would take this process over a limit; 0 is none.
-
-    An allocation that fails is an error that can be handled. A process that takes too much is killed.
-    """
-    if not gigabytes:
-        yield
-        return
+    """Make allocations fail that would take this process over a limit (0: none), before the system kills it."""
     import resource  # not on every system
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = int(gigabytes * BILLION)
+    most = int(gigabytes * BILLION) if gigabytes else soft
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
     try:
         yield
@@ -88,17 +77,17 @@ def memory_limit(gigabytes: float) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _number(path: Path) -> float:
-    try:
-        return float(path.read_text())
-    except (OSError, ValueError):  # "max" means no limit
-        return math.inf
+def _figure(path: Path, name: str = "", otherwise: float = math.inf) -> float:
+    """The number after `name` in a file of Linux; "max" is none."""
+    with suppress(OSError):
+        if found := re.search(rf"{name}\s*(\d+)", path.read_text()):
+            return float(found[1])
+    return otherwise
 
 
 def available_cores() -> int:
     """Processor cores that this process may use, by its affinity and the limit of its container."""
-    has_affinity = hasattr(os, "sched_getaffinity")  # not on every system
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # "max" means no limit
         quota, period = map(int, (CONTROL / "cpu.max").read_text().split())
         return min(cores, math.ceil(quota / period))
@@ -107,22 +96,16 @@ def available_cores() -> int:
 
 def busy_elsewhere() -> float:
     """Seconds of processor time that other processes have had so far; 0 where the system does not tell."""
-    try:
-        user, nice, system, _, _, _, _, stolen, *_ = map(
-            int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
-        )
-    except (OSError, ValueError):
-        return 0.0
-    mine = os.times()
-    own = mine.user + mine.system + mine.children_user + mine.children_system
-    return (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK") - own
+    with suppress(OSError, ValueError):
+        user, nice, system, _, _, _, _, stolen = map(int, Path("/proc/stat").read_text().split()[1:9])
+        return (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+    return 0.0
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether numpy, Python or torch (on any device) ran out of memory."""
-    said = ("DefaultCPUAllocator", "could not create a primitive")  # the second by oneDNN
-    named = type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in said)
-    return isinstance(error, MemoryError) or named
+    said = any(words in str(error) for words in ("DefaultCPUAllocator", "could not create a primitive"))  # by oneDNN
+    return said or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 @cache

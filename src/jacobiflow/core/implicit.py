@@ -1,16 +1,14 @@
 """Gradients through a decoded sample by the implicit function theorem.
 
-The answer x of a block solves x = G(x, z, w), G(x, z, w)_t = f^-1(z_t; theta_t(x_{<t}, w)), whatever
-sweeps led to it. So for a loss with gradient g at x
+The answer x of a block solves x = G(x, z, w), G(x, z, w)_t = f^-1(z_t; theta_t(x_{<t}, w)). So for a loss with
+gradient g at x
     dloss/d(z, w) = (dG/d(z, w))^T v,   v = g + J^T v,   J = dG/dx.
-J is strictly lower triangular: the same sweeps that solved for x solve for v, exactly after T of
-them. Only one evaluation of the block is kept in memory, however many sweeps there were.
+J is strictly lower triangular: sweeps solve for v as they did for x, exactly after T of them. Only one evaluation of
+the block is kept in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,32 +16,25 @@ from torch import Tensor
 
 from jacobiflow.core.block import Block
 
-Lent = Callable[[], AbstractContextManager[None]]
 
+def attach(block: Block, z: Tensor, x: Tensor, log_det: Tensor, *, tol: float) -> tuple[Tensor, Tensor]:
+    """x [N, T, D] and log_det [N] as functions of z and the conditioner's tensors: first derivatives only.
 
-def attach(
-    block: Block, z: Tensor, x: Tensor, log_det: Tensor, *, tol: float, lent: Lent | None = None
-) -> tuple[Tensor, Tensor]:
-    """x [N, T, D] and log_det [N] as differentiable functions of z and of `block.tensors()`.
-
-    x must solve the block for z: what is left of its error biases the gradients. tol bounds the
-    last update of v, relative to the largest entry of v in that sample. First derivatives only.
-    lent: gives the block the tensors that it has now while it is evaluated in the backward pass. Without
-    it they must still be there: weights that were replaced in between are an error.
-
-    Samples that are not finite take nothing from the gradients of the others, if the loss leaves them out.
+    x must solve the block for z: what is left of its error biases the gradients. tol bounds the last update of v,
+    relative to the largest entry of v in that sample. Weights replaced before the backward pass are an error. The loss
+    may leave out samples that are not finite.
     """
-    return _Implicit.apply(block, tol, lent, x, log_det, z, *block.tensors())  # type: ignore[no-any-return, no-untyped-call]
+    tensors = block.conditioner.tensors()
+    return _Implicit.apply(block, tol, x, log_det, z, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, block: Block, tol: float, lent: Lent | None, x: Tensor, log_det: Tensor, z: Tensor, *tensors: Tensor
+        ctx: Any, block: Block, tol: float, x: Tensor, log_det: Tensor, z: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        ctx.block, ctx.tol, ctx.lent = block, tol, lent
-        # Inputs may be kept as they are. Saved as well, so that autograd notices writes to them; what it
-        # hands back need not be the tensors that the block computes with.
+        ctx.block, ctx.tol = block, tol
+        # Saved as well, so that autograd notices writes; what it hands back may be other tensors than the block's.
         ctx.tensors, ctx.places = tensors, [t.data_ptr() for t in tensors]
         ctx.save_for_backward(x, z, *tensors)
         return x.clone(), log_det.clone()
@@ -54,46 +45,34 @@ class _Implicit(torch.autograd.Function):
             advice = "differentiate flow.encode instead, or drop create_graph=True"
             raise RuntimeError(f"second derivatives of decoded samples are not supported; {advice}")
         x, z, *_ = ctx.saved_tensors
-        block: Block = ctx.block
-        _check(ctx.tensors, ctx.places, block.tensors() if ctx.lent is None else ctx.tensors)
+        now = ctx.block.conditioner.tensors()
+        if list(map(id, now)) != list(map(id, ctx.tensors)) or [t.data_ptr() for t in now] != ctx.places:
+            advice = "call backward before they change, or sample again"
+            raise RuntimeError(f"weights were replaced between sampling and the backward pass: {advice}")
         grad_x, grad_log_det = grads
         if bool((lost := ~x.isfinite().flatten(1).all(1)).any()):
             # Samples that the loss leaves out are replaced by a point where 0 stays 0.
             where = (lost & (grad_x == 0).flatten(1).all(1) & (grad_log_det == 0))[:, None, None]
             x, z = x.masked_fill(where, 0), z.masked_fill(where, 0)
-        with torch.enable_grad(), ctx.lent() if ctx.lent is not None else nullcontext():
+        with torch.enable_grad():
             x, z = x.detach().requires_grad_(), z.detach().requires_grad_()
-            new, log_det = block.sweep(x, z)
-        needed = ctx.needs_input_grad[5:]
+            new, log_det = ctx.block.sweep(x, z)
+        needed = ctx.needs_input_grad[4:]
         leaves = [t for t, need in zip((z, *ctx.tensors), needed, strict=True) if need]
         v = _solve(new, log_det, x, grad_x, grad_log_det, ctx.tol)
-        outputs, pulls = [new], [v]
-        if log_det.requires_grad:  # that of a mere shift is constant
-            outputs, pulls = [new, log_det], [v, grad_log_det]
-        found = iter(torch.autograd.grad(outputs, leaves, pulls, allow_unused=True))
-        return (None, None, None, None, None, *(next(found) if need else None for need in needed))
-
-
-def _check(tensors: Sequence[Tensor], places: Sequence[int], now: Sequence[Tensor]) -> None:
-    """What gradients are asked for must be what the block will be evaluated with."""
-    same = len(now) == len(tensors) and all(a is b for a, b in zip(tensors, now, strict=True))
-    if not same or any(t.data_ptr() != place for t, place in zip(tensors, places, strict=True)):
-        advice = "call backward before they change, or sample again"
-        raise RuntimeError(f"weights were replaced between sampling and the backward pass: {advice}")
+        count = 1 + log_det.requires_grad  # that of a mere shift is constant
+        found = iter(torch.autograd.grad([new, log_det][:count], leaves, [v, grad_log_det][:count], allow_unused=True))
+        return (None, None, None, None, *(next(found) if need else None for need in needed))
 
 
 def _solve(new: Tensor, log_det: Tensor, x: Tensor, g: Tensor, g_log_det: Tensor, tol: float) -> Tensor:
     """v = g' + J^T v by sweeps, g' what reaches x from the loss, log_det's share included."""
     if log_det.requires_grad:
-        (share,) = torch.autograd.grad(log_det, x, g_log_det, retain_graph=True, allow_unused=True)
-        g = g if share is None else g + share
+        g = g + torch.autograd.grad(log_det, x, g_log_det, retain_graph=True, materialize_grads=True)[0]
     v = g
     for _ in range(x.shape[1] - 1):
-        pulled: Tensor | None = torch.autograd.grad(new, x, v, retain_graph=True, allow_unused=True)[0]
-        if pulled is None:
-            break
+        (pulled,) = torch.autograd.grad(new, x, v, retain_graph=True, materialize_grads=True)
         update, v = (g + pulled - v).flatten(1).abs().amax(1), g + pulled
-        scale = v.flatten(1).abs().amax(1)
-        if bool(((update <= tol * scale) | ~update.isfinite()).all()):
+        if bool(((update <= tol * v.flatten(1).abs().amax(1)) | ~update.isfinite()).all()):
             break
     return v

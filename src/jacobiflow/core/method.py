@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import groupby
 from pathlib import Path
@@ -13,14 +13,12 @@ from typing import Any, Literal, get_args
 from jacobiflow.core.arguments import as_int, number, set_fields, set_ints, word
 from jacobiflow.core.files import read_text, write_text
 from jacobiflow.core.records import RecordError, build
-from jacobiflow.core.results import JacobiflowError
-from jacobiflow.core.warn import warn_once
+from jacobiflow.core.results import JacobiflowError, warn_once
 
 Init = Literal["zeros", "noise", "previous", "calibrated"]
 Unit = Literal["absolute", "relative"]
 Precision = Literal["float32", "mixed"]
 INITS: tuple[Init, ...] = get_args(Init)
-UNITS: tuple[Unit, ...] = get_args(Unit)
 FORMAT = "jacobiflow-plan"
 VERSION = 2  # 1: windows were closed one after the other, and max_sweeps was per window
 MOST = 10_000  # methods of a plan that is read; no flow has as many blocks
@@ -31,14 +29,13 @@ class Method:
     """How one block is solved: a window of `width` positions, swept until changes are at most `tol`.
 
     width: positions per window; None is the whole sequence, 1 is sequential decoding.
-    tol: the largest change that counts as small. It bounds the residual, not the deviation from exact, which
-        the block may amplify. 0 asks for the exact answer.
+    tol: the largest change that counts as small; 0 asks for the exact answer. It bounds the residual, not the
+        deviation from exact, which the block may amplify.
     max_sweeps: sweeps per sample; None is the bound after which every answer is exact.
     init: the first guess: "zeros", a fixed draw of standard normal "noise", "previous" (the block's input) or
-        "calibrated" (a line fitted per position). None is "calibrated" where the flow has one, else
-        "previous" for absolute and "zeros" for relative methods.
-    unit: what changes are measured in: "absolute", or "relative" to max(|x|, |z dx/dz|), which is right
-        for variables and latents of any scale. None is the default of the flow's family.
+        "calibrated" (a line fitted per position). None: "calibrated" where the flow has one, else "previous"
+        for absolute and "zeros" for relative methods.
+    unit: of changes: "absolute", or "relative" to max(|x|, |z dx/dz|), right for any scale. None: the family's.
     precision: "mixed" improves the first guess of whole-sequence sweeps by sweeps in bfloat16, where the
         processor and the backend have it. Sweeps in float32 follow, so tol and status mean the same.
     """
@@ -55,35 +52,28 @@ class Method:
         set_fields(self, "Method", number, "tol")
         if self.tol < 0:
             raise ValueError(f"Method.tol must be finite and not negative, not {self.tol}")
-        words: dict[str, tuple[str, ...]] = {"init": INITS, "unit": UNITS, "precision": get_args(Precision)}
-        for name, known in words.items():
+        for name, kind in (("init", Init), ("unit", Unit), ("precision", Precision)):
             if name == "precision" or getattr(self, name) is not None:
-                word(f"Method.{name}", getattr(self, name), known)
+                word(f"Method.{name}", getattr(self, name), get_args(kind))
         if self.precision == "mixed" and self.width is not None:
             raise ValueError("Method.precision 'mixed' is for whole-sequence sweeps: leave out width")
 
     def resolved(self, unit: Unit = "absolute", *, calibrated: bool = False) -> Method:
-        """The same method with every default spelled out.
-
-        unit: the family's. calibrated: whether the flow has a calibrated first guess.
-
-        >>> Method(tol=0.1).resolved("relative")
-        Method(width=None, tol=0.1, max_sweeps=None, init='zeros', unit='relative', precision='float32')
-        """
+        """The same method with every default spelled out. unit: the family's. calibrated: whether the flow is."""
         unit, init = self.unit or unit, self.init
         if init is None and self.width != 1:
             init = "calibrated" if calibrated else "previous" if unit == "absolute" else "zeros"
         return replace(self, init=init, unit=unit)
 
-
-def _in_words(method: Method) -> str:
-    """The width in words; then tol and the other fields that differ from their defaults, except the unit."""
-    if method.width == 1:
-        return "sequential"
-    words = "sweeps" if method.width is None else f"window of {method.width}"
-    shown = [f for f in fields(method) if f.name not in ("width", "unit")]
-    values = [(f.name, getattr(method, f.name), f.default) for f in shown]
-    return words + "".join(f", {name} {value}" for name, value, default in values if name == "tol" or value != default)
+    def in_words(self) -> str:
+        """The width; then tol and the other fields that differ from their defaults, except the unit."""
+        if self.width == 1:
+            return "sequential"
+        words = ["sweeps" if self.width is None else f"window of {self.width}", f"tol {self.tol}"]
+        for f in fields(self):
+            if f.name not in ("width", "tol", "unit") and getattr(self, f.name) != f.default:
+                words.append(f"{f.name} {getattr(self, f.name)}")
+        return ", ".join(words)
 
 
 class PlanError(JacobiflowError, ValueError):
@@ -96,12 +86,7 @@ class Plan:
 
     `about` holds what was measured when the plan was made; it changes nothing.
 
-    >>> plan = Plan.selective(3, tol=0.5)
-    >>> [m.width for m in plan]
-    [1, None, None]
-    >>> Plan.from_json(plan.to_json()) == plan
-    True
-    >>> plan
+    >>> Plan.selective(3, tol=0.5)
     Plan of 3 blocks, the one next to the noise first
       block 0: sequential
       blocks 1-2: sweeps, tol 0.5
@@ -111,25 +96,17 @@ class Plan:
     about: dict[str, Any] = field(default_factory=dict, compare=False, hash=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "methods", tuple(self.methods))
-        except TypeError:
-            raise PlanError(f"Plan takes a tuple of jf.Method, one per block, not {short(self.methods)}") from None
-        for i, method in enumerate(self.methods):
-            if not isinstance(method, Method):
-                raise PlanError(f"Plan takes jf.Method entries; entry {i} is {short(method)}")
+        methods = tuple(self.methods) if isinstance(self.methods, Iterable) else (self.methods,)
+        if not all(isinstance(method, Method) for method in methods):
+            raise PlanError(f"Plan takes a tuple of jf.Method, one per block, not {short(self.methods)}")
+        object.__setattr__(self, "methods", methods)
 
     def __repr__(self) -> str:
-        rows, first = [], 0
-        for line, run in groupby(self.in_words()):
-            last = first + len(list(run)) - 1
-            rows.append(f"  {f'block {first}' if first == last else f'blocks {first}-{last}'}: {line}")
-            first = last + 1
-        return "\n".join([f"Plan of {len(self)} blocks, the one next to the noise first", *rows])
-
-    def in_words(self) -> list[str]:
-        """Each method in a few words."""
-        return [_in_words(method) for method in self]
+        rows = [f"Plan of {len(self)} blocks, the one next to the noise first"]
+        for words, run in groupby(range(len(self)), lambda i: self[i].in_words()):
+            first, *more = run
+            rows.append(f"  {f'blocks {first}-{more[-1]}' if more else f'block {first}'}: {words}")
+        return "\n".join(rows)
 
     def __iter__(self) -> Iterator[Method]:
         return iter(self.methods)
@@ -157,20 +134,15 @@ class Plan:
         return cls((Method(width=1),)[:blocks] + rest.methods)
 
     def resolved(self, unit: Unit, *, calibrated: bool = False) -> Plan:
-        """The same plan with the defaults of all methods spelled out; see `Method.resolved`."""
         return Plan(tuple(m.resolved(unit, calibrated=calibrated) for m in self), about=self.about)
 
     def to_json(self) -> str:
-        """As text that `from_json` reads."""
         doc = {"format": FORMAT, "version": VERSION, "methods": [asdict(m) for m in self]}
         return json.dumps(doc | ({"about": self.about} if self.about else {}), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, name: str = "the plan") -> Plan:
-        """The plan of `to_json`; PlanError says what is wrong with any other text.
-
-        Version 1 is read too. If its methods mean something else now, one warning that calls the plan `name` says so.
-        """
+        """The plan of `to_json`, also of version 1; one warning says so if its methods mean something else now."""
         try:
             doc = json.loads(text)  # `about` may hold Infinity
         except (TypeError, ValueError, RecursionError) as error:
@@ -181,9 +153,8 @@ class Plan:
         if type(version) is not int or not 1 <= version <= VERSION:
             raise PlanError(f"this release reads plans of version 1 to {VERSION}, not {version!r}")
         body = {key: doc[key] for key in ("methods", "about") if key in doc}
-        count = len(body["methods"]) if isinstance(body.get("methods"), list) else 0
-        if count > MOST:
-            raise PlanError(f"the plan has {count} methods, a flow has at most {MOST} blocks")
+        if isinstance(body.get("methods"), list) and len(body["methods"]) > MOST:
+            raise PlanError(f"the plan has {len(body['methods'])} methods, a flow has at most {MOST} blocks")
         try:
             plan = build(cls, body, "plan")
         except RecordError as error:
@@ -194,7 +165,7 @@ class Plan:
 
     @property
     def has_windows(self) -> bool:
-        """Whether a method has a window of several positions, or max_sweeps: version 1 meant other ones."""
+        """Whether version 1 meant something else: by a window of several positions, or max_sweeps."""
         return any((m.width or 1) > 1 or m.max_sweeps is not None for m in self)
 
     def save(self, path: str | Path) -> None:
@@ -208,11 +179,7 @@ class Plan:
     def load(cls, path: str | Path) -> Plan:
         """Read a plan that `save` wrote."""
         try:
-            text = read_text(Path(path))
+            return cls.from_json(read_text(Path(path)), name=f"the plan {path}")
         except (OSError, TypeError, ValueError) as error:
             why = getattr(error, "strerror", None) or error  # without its number and the path once more
             raise PlanError(f"cannot read the plan {path}: {why}") from None
-        try:
-            return cls.from_json(text, name=f"the plan {path}")
-        except PlanError as error:
-            raise PlanError(f"{path}: {error}") from None

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from jacobiflow.core.arguments import as_int, as_path, instance
-from jacobiflow.core.files import write_bytes
+from jacobiflow.core.files import write_atomically, write_bytes
 from jacobiflow.core.results import nonfinite_rows
 
 if TYPE_CHECKING:
@@ -35,25 +35,16 @@ def as_images(x: Tensor) -> Tensor | None:
 
 
 def to_pixels(x: Tensor) -> np.ndarray:
-    """Images [N, C, H, W] in [-1, 1] as uint8 [N, H, W, C]; values outside are clipped.
-
-    An image that is not finite becomes a crossed-out tile.
-    """
-    lost = nonfinite_rows(x).numpy()
-    x = x.detach().cpu().float().nan_to_num(-1.0).clamp(-1, 1)
-    pixels = np.asarray(((x + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy())
-    pixels[lost] = _crossed_out(*pixels.shape[1:3])
-    return pixels
-
-
-def _crossed_out(height: int, width: int) -> np.ndarray:
-    """A dark X on light grey, uint8 [H, W, 1]; its strokes are about a twelfth of the tile wide."""
+    """Images [N, C, H, W] in [-1, 1] as uint8 [N, H, W, C], clipped; one that is not finite is a crossed-out tile."""
+    finite = x.detach().cpu().float().nan_to_num(-1.0).clamp(-1, 1)
+    pixels = np.asarray(((finite + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy())
+    height, width = pixels.shape[1:3]
     row, column = np.ogrid[:height, :width]
     down, across = row * (width - 1), column * (height - 1)
-    off = np.minimum(abs(down - across), abs(down - across[:, ::-1]))
-    thickness = max(1.0, min(height, width) / 12)
-    cross = off <= thickness * max(height, width) / 2
-    return np.where(cross, CROSS_GREY, TILE_GREY).astype(np.uint8)[..., None]
+    off = np.minimum(abs(down - across), abs(down - across[:, ::-1]))  # from the diagonals
+    cross = off <= max(1.0, min(height, width) / 12) * max(height, width) / 2  # strokes of a twelfth of the tile
+    pixels[nonfinite_rows(x).numpy()] = np.where(cross, CROSS_GREY, TILE_GREY)[..., None]
+    return pixels
 
 
 def image_grid(x: Tensor, *, columns: int, gap: int = 1) -> Image.Image:
@@ -89,23 +80,13 @@ def sheet_bytes(x: Tensor, *, columns: int | None = None, gap: int = 1, zoom: in
         raise ValueError(f"{wrong}: reshape them (x[None] for one image), or save the numbers, as np.save does")
     few = min(MOST_COLUMNS, math.ceil(math.sqrt(len(images))))
     columns = few if columns is None else as_int("columns", columns, 1, MOST_SHOWN)
-    picture = image_grid(images, columns=columns, gap=gap)
-    size = (picture.width * zoom, picture.height * zoom)
-    return png_bytes(picture.resize(size, resample=0))  # 0: the nearest pixel
-
-
-def png_bytes(picture: Image.Image) -> bytes:
-    """The content of a PNG file."""
-    stream = BytesIO()
-    picture.save(stream, "png")
+    picture, stream = image_grid(images, columns=columns, gap=gap), BytesIO()
+    picture.resize((picture.width * zoom, picture.height * zoom), resample=0).save(stream, "png")  # the nearest pixel
     return stream.getvalue()
 
 
 def save_strip(rows: Sequence[tuple[str, Tensor]], path: str | Path, *, title: str = "", shown: int = 10) -> None:
-    """Rows of images, each with its caption below it, as one PNG: the same noise decoded by several methods.
-
-    The tensors are anything that `as_images` takes.
-    """
+    """Rows of images, each with its caption below it, as one PNG: the same noise decoded by several methods."""
     from PIL import Image, ImageDraw, ImageFont
 
     images = [as_images(x[:shown]) for _, x in rows]
@@ -116,15 +97,13 @@ def save_strip(rows: Sequence[tuple[str, Tensor]], path: str | Path, *, title: s
     for p in pixels:
         tiles = p.repeat(zoom, 1).repeat(zoom, 2).repeat(3 // p.shape[3], 3)
         strips.append(np.hstack([*np.pad(tiles, ((0, 0), (gap, gap), (gap, gap), (0, 0)))]))
-    texts = [title, *(caption for caption, _ in rows)]
+    texts, top = [title, *(caption for caption, _ in rows)], line if title else 0
     width = max(*(s.shape[1] for s in strips), *(int(font.getlength(text)) + 8 for text in texts))
-    sheet = Image.new("RGB", (width, line * len(texts) + sum(s.shape[0] + gap for s in strips)), "white")
+    sheet = Image.new("RGB", (width, top + sum(len(s) + gap + line for s in strips)), "white")
     draw = ImageDraw.Draw(sheet)
     draw.text((4, 2), title, fill="black", font=font)
-    top = line if title else 0
     for (caption, _), strip in zip(rows, strips, strict=True):
         sheet.paste(Image.fromarray(strip), (0, top))
-        top += strip.shape[0] + gap
-        draw.text((4, top), caption, fill="black", font=font)
-        top += line
-    write_bytes(Path(path), png_bytes(sheet.crop((0, 0, width, top))))
+        top += len(strip) + gap + line
+        draw.text((4, top - line), caption, fill="black", font=font)
+    write_atomically(Path(path), lambda name: sheet.save(name, "png"))

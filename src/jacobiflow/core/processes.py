@@ -1,15 +1,20 @@
-"""The processes of one command: their number, what they share, and how they stop."""
+"""The processes of one command: their number, what they share, how they stop, and how they keep others out."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
+import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -17,10 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from jacobiflow.core.arguments import as_int
 from jacobiflow.core.results import JacobiflowError
 
 T = TypeVar("T")
 ECHO = 2.0  # seconds within which torchrun repeats a Ctrl-C that its processes already received
+WAIT = 3.0  # seconds that the processes of a killed job may need to end
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # errors of file systems without locks
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class World:
 
     @classmethod
     def from_environment(cls) -> World:
-        """From the variables that torchrun sets. Joins the process group if there are several processes."""
+        """From the variables that torchrun sets. Several processes join a process group."""
         size = _number("WORLD_SIZE", 1)
         if size <= 1:
             return cls()
@@ -55,11 +63,10 @@ class World:
 
     def device(self, device: torch.device) -> torch.device:
         """This process's own device of the given type."""
-        if device.type != "cuda" or self.size == 1:
-            return device
-        mine = torch.device("cuda", self.local_rank)
-        torch.cuda.set_device(mine)
-        return mine
+        if device.type == "cuda" and self.size > 1:
+            device = torch.device("cuda", self.local_rank)
+            torch.cuda.set_device(device)
+        return device
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean of x over all processes, equal on each. Changes x."""
@@ -71,21 +78,18 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether any process sets `flag`. All processes wait for each other here."""
-        vote = torch.tensor(float(flag))  # on the CPU: gloo waits longer than NCCL for a leader that writes
-        return bool(self.mean(vote) > 0)
+        return bool(self.mean(torch.tensor(float(flag))) > 0)  # gloo waits longer than NCCL for a leader that writes
 
     def share(self, make: Callable[[], T]) -> T:
         """The leader's result of `make`, on every process. If it fails there, the others exit quietly."""
         box: list[Any] = [None, False]
-        if self.leader:
-            try:
+        try:
+            if self.leader:
                 box = [make(), True]
-            finally:
-                if self.size > 1:
+        finally:
+            if self.size > 1:
+                with peers():
                     dist.broadcast_object_list(box)
-        else:
-            with peers():
-                dist.broadcast_object_list(box)
         if not box[1]:
             raise SystemExit(2)
         return box[0]  # type: ignore[no-any-return]
@@ -119,9 +123,7 @@ def peers() -> Iterator[None]:
 
 def _number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
-    if not (text.isascii() and text.isdigit()):
-        raise JacobiflowError(f"{name} in the environment must be a whole number, not {text!r}")
-    return int(text)
+    return as_int(f"{name} in the environment", int(text) if text.isascii() and text.isdigit() else text)
 
 
 def leave_process_group() -> None:
@@ -133,9 +135,8 @@ def leave_process_group() -> None:
 class StopKey:
     """Records Ctrl-C or SIGTERM, so that work is saved before it ends. A second Ctrl-C ends it at once.
 
-    A second SIGTERM changes nothing: `timeout`, batch systems and torchrun send it more than once. With
-    several processes each may receive one Ctrl-C twice, from the terminal and from torchrun, so a Ctrl-C
-    within ECHO seconds of the first is ignored.
+    A second SIGTERM changes nothing: `timeout`, batch systems and torchrun send several. The terminal and torchrun
+    may both pass on one Ctrl-C, so with several processes another one within ECHO seconds is ignored.
     """
 
     def __init__(self) -> None:
@@ -157,3 +158,45 @@ class StopKey:
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
+
+
+class Lock:
+    """A lock on a folder, exclusive for a job's first process, then shared; it goes with the process that holds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW  # a link could point to any file
+        self.file = open(os.open(folder / ".lock", flags, 0o666), "a+", encoding="utf-8")  # noqa: SIM115
+
+    def exclusive(self) -> None:
+        deadline = time.monotonic() + WAIT
+        while not self._try(fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                self.file.seek(0)
+                owner = self.file.read(200).strip() or "another process"
+                raise JacobiflowError(f"{self.folder} is in use by {owner}: wait for it, or use another --out")
+            time.sleep(0.05)
+        self.file.truncate(0)
+        self.file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self.file.flush()
+
+    def shared(self) -> None:
+        if not self._try(fcntl.LOCK_SH):
+            raise JacobiflowError(f"{self.folder} is in use by another job: wait for it, or use another --out")
+
+    def _try(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self.file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            warnings.warn(f"{self.folder} is on a file system without locks: run one job there", stacklevel=3)
+        return True
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()

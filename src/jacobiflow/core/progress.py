@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from io import TextIOBase
 from time import perf_counter
 from typing import Any
 
@@ -23,15 +25,13 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class _Lines:
+class _Lines(TextIOBase):
     """A file for tqdm that has no carriage returns."""
 
-    def write(self, text: str) -> None:
+    def write(self, text: str) -> int:
         if text.strip():
             note(text.strip())
-
-    def flush(self) -> None:
-        """Every line is flushed."""
+        return len(text)
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
@@ -40,28 +40,19 @@ class _Bar(tqdm):  # type: ignore[type-arg]
     @property
     def format_dict(self) -> dict[str, Any]:
         shown = dict(super().format_dict)
-        done, seconds = shown["n"] - shown["initial"], shown["elapsed"]
-        rate = shown["rate"] or (done / seconds if seconds else 0.0)
-        return shown | {"pace": pace(rate, shown["unit"])}
+        mean = (shown["n"] - shown["initial"]) / (shown["elapsed"] or math.inf)
+        return shown | {"pace": pace(shown["rate"] or mean, shown["unit"])}
 
 
 def pace(rate: float, unit: str) -> str:
-    """How fast work goes that has `rate` units per second.
-
-    >>> pace(12.3, "step"), pace(0.7, "step"), pace(0.0, "step")
-    ('12.3 steps per s', '1.43 s per step', '? s per step')
-    """
+    """`rate` units per second in words, such as "12.3 steps per s" or "1.43 s per step"."""
     if rate >= 1:
         return f"{rate:.3g} {unit}s per s" if rate < 1000 else f"{rate:,.0f} {unit}s per s"
     return f"{1 / rate:.3g} s per {unit}" if rate else f"? s per {unit}"
 
 
 def in_time(seconds: float) -> str:
-    """A duration in two digits and its best unit.
-
-    >>> [in_time(seconds) for seconds in (42.3, 1000, 9000, 200_000)]
-    ['42 s', '17 min', '2.5 h', '56 h']
-    """
+    """A duration in two digits and its best unit: "42 s", "17 min", "2.5 h", "56 h"."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     hours = seconds / 3600
@@ -69,10 +60,7 @@ def in_time(seconds: float) -> str:
 
 
 def progress_bar(**options: Any) -> tqdm[Any]:
-    """A tqdm bar with these options; without a terminal or notebook it prints a line every LINE_SECONDS.
-
-    unit: one of what is counted, such as "step".
-    """
+    """A tqdm bar, its `unit` in the singular; without a terminal or notebook it is a line every LINE_SECONDS."""
     if sys.stderr.isatty() or "ipykernel" in sys.modules:
         return _Bar(dynamic_ncols=True, bar_format=BAR, **options)
     options |= {"mininterval": LINE_SECONDS, "delay": LINE_SECONDS, "miniters": 1, "leave": False}
@@ -85,13 +73,12 @@ def with_estimate(show: Callable[[str], None]) -> Callable[[str], None]:
 
     def shown(text: str) -> None:
         nonlocal counted, first, began
-        step = STEP.match(text)
-        if step is not None and step[1] != counted:
-            counted, first, began = step[1], int(step[2]), perf_counter()
-        done = 0 if step is None else int(step[2]) - first
-        if step is not None and done:
-            left = (perf_counter() - began) / done * (int(step[3]) - int(step[2]) + 1)
-            text += f", {left:.0f} s left" if left >= 1 else ""
+        if step := STEP.match(text):
+            kind, now, last = step[1], int(step[2]), int(step[3])
+            if kind != counted:
+                counted, first, began = kind, now, perf_counter()
+            left = (perf_counter() - began) / max(now - first, 1) * (last - now + 1)
+            text += f", {left:.0f} s left" if left >= 1 and now > first else ""
         show(text)
 
     return shown
@@ -99,10 +86,7 @@ def with_estimate(show: Callable[[str], None]) -> Callable[[str], None]:
 
 @contextmanager
 def steps(verb: str) -> Iterator[Callable[[str], None]]:
-    """A function that shows each step of the work and the time left.
-
-    It writes in one place on a terminal, a line per step elsewhere. Steps differ before a colon.
-    """
+    """A function that shows each step and the time left; texts that are equal up to a colon are one step."""
     last = ""
     with tqdm(bar_format="{desc} [{elapsed}]", leave=False, disable=None) as bar:
 

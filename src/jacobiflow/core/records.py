@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from reprlib import repr as short
 from types import UnionType
@@ -21,16 +22,9 @@ class RecordError(JacobiflowError, ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """Plain data from standard JSON: NaN, Infinity and repeated keys are errors.
-
-    >>> parse_json('{"tol": 0.5, "tol": 0.1}')
-    Traceback (most recent call last):
-    jacobiflow.core.records.RecordError: the key 'tol' is there twice
-    """
+    """Plain data from standard JSON: NaN, Infinity and repeated keys are errors."""
     try:
         return json.loads(text, parse_constant=_reject_constant, object_pairs_hook=_unique_keys)
-    except RecordError:
-        raise
     except RecursionError:
         raise RecordError("it is nested too deeply") from None
     except ValueError as error:
@@ -38,14 +32,14 @@ def parse_json(text: str) -> Any:
 
 
 def _reject_constant(name: str) -> Any:
-    raise RecordError(f"{name} is not allowed in JSON")
+    raise ValueError(f"{name} is not allowed")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    doc: dict[str, Any] = {}
+    doc = dict[str, Any]()
     for key, value in pairs:
         if key in doc:
-            raise RecordError(f"the key {short(key)} is there twice")
+            raise ValueError(f"the key {short(key)} is there twice")
         doc[key] = value
     return doc
 
@@ -84,38 +78,29 @@ def build(kind: type[T], doc: Any, where: str) -> T:
 
 
 def _fit(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the type `hint`, or a RecordError."""
     origin, args = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
         return build(hint, value, where)  # type: ignore[arg-type]
     if origin in (Union, UnionType):
         for option in args:
-            try:
+            with suppress(RecordError):
                 return _fit(value, option, where)
-            except RecordError:
-                continue
     if origin is tuple and isinstance(value, list | tuple):
         inner = args[:1] * len(value) if args[-1] is ... else args
         if len(inner) == len(value):
-            pairs = enumerate(zip(value, inner, strict=True))
-            return tuple(_fit(v, h, f"{where}[{i}]") for i, (v, h) in pairs)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        try:
+            return tuple(_fit(value[i], inner[i], f"{where}[{i}]") for i in range(len(value)))
+    if hint is float and type(value) is int:
+        with suppress(OverflowError):
             return float(value)
-        except OverflowError:
-            raise RecordError(f"{where} is too large: {short(value)}") from None
     if type(value) in (hint, origin) or (origin is Literal and value in args):
         return value
     raise RecordError(f"{where} must be {_describe(hint)}, not {short(value)}")
 
 
 def _describe(hint: Any) -> str:
-    """A type in a user's words."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return " or ".join(map(repr, args))
-    if origin is tuple:
-        return f"a list of {_describe(args[0])}"
-    if origin is dict:
-        return "a table"
-    return " or ".join(map(_describe, args)) if args else getattr(hint, "__name__", str(hint))
+    if origin in (tuple, dict):
+        return "a table" if origin is dict else f"a list of {_describe(args[0])}"
+    if args:
+        return " or ".join(map(repr if origin is Literal else _describe, args))
+    return getattr(hint, "__name__", str(hint))

@@ -1,10 +1,12 @@
-"""What decoding returns: samples, what they cost, how they ended; and the errors of every layer."""
+"""What decoding returns: samples, what they cost, how they ended; and the errors and warnings of every layer."""
 
 from __future__ import annotations
 
 import enum
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,13 +18,17 @@ if TYPE_CHECKING:
     from jacobiflow.core.method import Plan
 
 OnFailure = Literal["fallback", "raise", "return"]
+LARGE = 0.25  # a residual, in standard deviations of the noise; images then look different from exact ones
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
+
+_warned: set[str] = set()
 
 
 class Status(enum.Enum):
     """How a sample's decoding ended, from best to worst; the value says what to do about it."""
 
     EXACT = "every position was solved to rounding; nothing to do"
-    CONVERGED = "the last update was within tol; lower tol for an answer closer to exact"
+    CONVERGED = "the last update was within tol, which does not bound the error; check=True measures the residual"
     FELL_BACK = "sweeps failed and a narrower width solved it; plan a narrower width if it is frequent"
     SWEEP_LIMIT = "max_sweeps was reached first; raise max_sweeps or tol, or use a narrower width"
     NONFINITE = "the answer overflows in this dtype; try float64, or check the weights and the noise"
@@ -43,13 +49,12 @@ class Status(enum.Enum):
         return self.rank >= Status.SWEEP_LIMIT.rank
 
 
-def _counted(ends: Iterable[Status]) -> str:
-    """How many samples ended how: "3 exact, 13 converged"."""
-    counts = Counter(ends)
-    return ", ".join(f"{counts[s]} {s.words}" for s in Status if s in counts) or "none"
-
-
 STATUSES: tuple[Status, ...] = tuple(Status)
+
+
+def _counted(ends: Sequence[Status]) -> str:
+    """How many samples ended how: "3 exact, 13 converged"."""
+    return ", ".join(f"{ends.count(s)} {s.words}" for s in Status if s in ends) or "none"
 
 
 class JacobiflowError(Exception):
@@ -61,13 +66,28 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def warn_once(text: str, about: str = "") -> None:
+    """Warn, unless this process has already given the same warning, or one about the same thing."""
+    if (about or text) not in _warned:
+        _warned.add(about or text)
+        warnings.warn(text, stacklevel=3)
+
+
+def warn_caller(text: str) -> None:
+    """Give a RuntimeWarning at the innermost line outside this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
+
+
 class DecodingError(JacobiflowError, ArithmeticError):
     """Samples of a block could not be decoded, and the caller asked to hear of it."""
 
     def __init__(self, block: int, samples: Sequence[int], status: Status) -> None:
         self.block, self.samples, self.status = block, tuple(samples), status
-        shown = ", ".join(map(str, self.samples[:8])) + (", ..." if len(self.samples) > 8 else "")
-        super().__init__(f"block {block}, samples {shown}: {status.value}")
+        shown = [*map(str, self.samples[:8]), *["..."] * (len(self.samples) > 8)]
+        super().__init__(f"block {block}, samples {', '.join(shown)}: {status.value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +120,9 @@ class BlockStats:
 
     @property
     def worst(self) -> Status:
-        """The worst status of any sample."""
         return max(self.status, key=lambda s: s.rank, default=Status.EXACT)
 
     def samples(self, status: Status) -> list[int]:
-        """Which samples ended so."""
         return [i for i, s in enumerate(self.status) if s is status]
 
     def __repr__(self) -> str:
@@ -123,7 +141,7 @@ class Stats:
 
     @property
     def backend(self) -> str:
-        """What evaluated the blocks; several names are joined: "c + torch"."""
+        """What evaluated the blocks, such as "c + torch"."""
         return " + ".join(sorted({b.backend for b in self.blocks}))
 
     @property
@@ -137,36 +155,41 @@ class Stats:
         return [max(each, key=lambda s: s.rank) for each in zip(*(b.status for b in self.blocks), strict=True)]
 
     def __repr__(self) -> str:
-        ended = f"{len(self.ends)} samples: {_counted(self.ends)}"
+        ended = f"{len(self.ends)} sample{'s' * (len(self.ends) != 1)}: {_counted(self.ends)}"
         text = f"Stats of {ended}, {self.seconds:.3g} s, backend {self.backend}"
-        if self.residual is None or not len(self.residual):
+        if self.residual is None:
+            return text + ", residual not measured" * (Status.CONVERGED in self.ends)
+        if not len(self.residual):
             return text
-        return f"{text}, residual at most {float(self.residual.max()):.2g}"
+        return f"{text}, residual at most {float(self.residual.max()):.2g}" + ", far from exact" * self.loose
+
+    @property
+    def loose(self) -> bool:
+        """Whether the residual was measured and is large: images are visibly wrong, whatever their status."""
+        return self.residual is not None and bool((self.residual > LARGE).any())
 
     def summary(self) -> str:
         """What ran in each block, what it cost and how it ended; what to do about the worst sample."""
-        methods = self.plan.in_words() if self.plan else [""] * len(self.blocks)
+        methods = [method.in_words() for method in self.plan] if self.plan else [""] * len(self.blocks)
         wide = max(map(len, (*methods, "method")))
         rows = [f"  block  sweeps  seconds  {'method':<{wide}}  ended"]
         for i, (words, b) in enumerate(zip(methods, self.blocks, strict=True)):
             cost = f"{float(b.sweeps.double().mean()):6.1f}  {b.seconds:7.3f}"
             rows.append(f"  {i:5}  {cost}  {words:<{wide}}  {_counted(b.status)}")
-        return "\n".join([repr(self), *rows, f"  {self.status.words}: {self.status.value}"])
+        last = "far from exact: lower tol, or use plan auto" if self.loose and not self.status.failed else ""
+        return "\n".join([repr(self), *rows, f"  {last or f'{self.status.words}: {self.status.value}'}"])
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Decoded:
-    """x, and log |dx/dz| in nats [N], so that log p(x) = log p(z) - log_det.
-
-    In a notebook, samples that are images are shown as a grid.
-    """
+    """x, and log |dx/dz| in nats [N], so that log p(x) = log p(z) - log_det. Notebooks show images as a grid."""
 
     x: Tensor
     log_det: Tensor
     stats: Stats
 
     def __repr__(self) -> str:
-        return f"Decoded x {_shape(self.x)}, log_det {list(self.log_det.shape)}\n{self.stats}"
+        return f"Decoded x {_shapes(self.x, self.log_det)}\n{self.stats}"
 
     def save(self, path: str | Path, *, columns: int | None = None) -> None:
         """Write the samples as one PNG; see `jacobiflow.save_images`."""
@@ -190,11 +213,11 @@ class Encoded:
     log_det: Tensor
 
     def __repr__(self) -> str:
-        return f"Encoded z {_shape(self.z)}, log_det {list(self.log_det.shape)}"
+        return f"Encoded z {_shapes(self.z, self.log_det)}"
 
 
-def _shape(x: Tensor) -> str:
-    return f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+def _shapes(x: Tensor, log_det: Tensor) -> str:
+    return f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}, log_det {list(log_det.shape)}"
 
 
 def nonfinite_rows(x: Tensor) -> Tensor:
@@ -206,22 +229,16 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
     """Samples that were decoded one batch after the other, as one result. The plan is that of the first."""
     if len(parts) == 1:
         return parts[0]
-    stats = [part.stats for part in parts]
+    stats, blocks = [part.stats for part in parts], list[BlockStats]()
     residuals = [one.residual for one in stats if one.residual is not None]
+    for same in zip(*(one.blocks for one in stats), strict=True):  # one block in all batches
+        names = ("sweeps", "evaluated", "update", "guess_sweeps")
+        tensors: dict[str, Any] = {name: torch.cat([getattr(one, name) for one in same]) for name in names}
+        status = tuple(status for one in same for status in one.status)
+        blocks.append(replace(same[0], status=status, seconds=sum(one.seconds for one in same), **tensors))
+    residual, seconds = torch.cat(residuals) if residuals else None, sum(one.seconds for one in stats)
     return Decoded(
         x=torch.cat([part.x for part in parts]),
         log_det=torch.cat([part.log_det for part in parts]),
-        stats=replace(
-            stats[0],
-            blocks=tuple(_joined_block(block) for block in zip(*(one.blocks for one in stats), strict=True)),
-            seconds=sum(one.seconds for one in stats),
-            residual=torch.cat(residuals) if residuals else None,
-        ),
+        stats=replace(stats[0], blocks=tuple(blocks), seconds=seconds, residual=residual),
     )
-
-
-def _joined_block(parts: Sequence[BlockStats]) -> BlockStats:
-    names = ("sweeps", "evaluated", "update", "guess_sweeps")
-    tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    status = tuple(status for part in parts for status in part.status)
-    return replace(parts[0], status=status, seconds=sum(part.seconds for part in parts), **tensors)

@@ -1,11 +1,12 @@
-"""Rows: the samples that are being solved, each with its own frontier."""
+"""Rows: the samples that are being solved, each with its own frontier; the noise and the guesses they begin from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,21 +16,21 @@ from jacobiflow.core.method import Init, Method
 from jacobiflow.core.results import Status
 from jacobiflow.core.stopping import changes, judge
 
+Noise = Literal["gaussian", "dequantize", "binary", "none"]  # of training data: see `data.transforms.prepare`
 EXACT, CONVERGED, FELL_BACK, SWEEP_LIMIT, NONFINITE = (status.rank for status in Status)
 
 
 @dataclass(frozen=True)
 class Look:
-    """What the host knows of the rows: the one read of a sweep. Frontiers are of rows that still move."""
+    """What the host knows of the rows: the one read of a sweep."""
 
-    low: int  # the lowest frontier
-    high: int  # the highest frontier
+    low: int  # the lowest frontier of rows that still move
+    high: int  # the highest
     count: int  # rows that still move
     overflowed: bool = False  # whether any row overflowed in the sweep
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What became of the rows in a sweep."""
 
     overflows_here: Tensor  # [n], whether the position at the frontier was not finite
@@ -38,35 +39,28 @@ class Verdict:
     look: Look
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The positions that a sweep computes: `width` of them from `start` on, one for all rows or one each."""
 
     start: Start
     width: int
 
-    def take(self, t: Tensor) -> Tensor:
-        """The window's part of t [n, T, ...]."""
-        return take(t, self.start, self.width)
-
     def put(self, t: Tensor, values: Tensor, where: Tensor) -> None:
         """values [n, width, ...] into t where `where` [n, width] says so; t has room for padding."""
-        mask = where if values.ndim == 2 else where[..., None]
+        if values.ndim == 3:
+            where = where[..., None]
         if isinstance(self.start, int):
             part = t[:, self.start : self.start + self.width]
-            part.copy_(torch.where(mask, values, part))
-            return
-        at = self.start[:, None] + torch.arange(self.width, device=t.device)
-        at = at if values.ndim == 2 else at[..., None].expand_as(values)
-        t.scatter_(1, at, torch.where(mask, values, t.gather(1, at)))
+            part.copy_(torch.where(where, values, part))
+        else:
+            at = self.start[:, None] + torch.arange(self.width, device=t.device)
+            at = at.view_as(where).expand_as(values)
+            t.scatter_(1, at, torch.where(where, values, t.gather(1, at)))
 
 
 @dataclass
 class Rows:
-    """Samples that are swept together; every tensor has one row for each.
-
-    Sequences have room for padding behind their T positions, so that windows of one width fit everywhere.
-    """
+    """Samples that are swept together, a row each. Padding lets windows of one width fit everywhere."""
 
     block: Block
     width: int  # positions of their windows
@@ -94,22 +88,20 @@ class Rows:
         slopes = z.new_zeros(n, length + padding)
         seen[:, :1], slopes[:, :1] = torch.where(lost[:, None, None], 0, first), log_slope.sum(-1)
         place, change = torch.arange(n, device=z.device), z.new_zeros(n, dtype=torch.float64)
-        frontier, status = (~lost).long(), torch.where(lost, NONFINITE, EXACT)
         sweeps, evaluated, guess_sweeps = (torch.zeros_like(place) for _ in range(3))
-        sequences = z, guess, seen, seen.clone(), slopes
-        return cls(block, width, place, *sequences, frontier, sweeps, evaluated, change, status, guess_sweeps)
+        counts = (~lost).long(), sweeps, evaluated, change, torch.where(lost, NONFINITE, EXACT), guess_sweeps
+        return cls(block, width, place, z, guess, seen, seen.clone(), slopes, *counts)
 
     def __len__(self) -> int:
         return len(self.z)
 
     @property
     def length(self) -> int:
-        """Positions T."""
         return self.z.shape[1]
 
     @property
     def x(self) -> Tensor:
-        """What the network is evaluated on, [n, T, D]."""
+        """`seen` without padding."""
         return self.seen[:, : self.length]
 
     @property
@@ -136,11 +128,11 @@ class Rows:
         """The results of some rows in the order of their places."""
         if len(parts) == 1:
             return parts[0]
-        length, found = parts[0].length, dict[str, Any]()
-        order = torch.cat([rows.place for rows in parts]).argsort()
-        for name in TENSORS:  # without padding
+        order, found = torch.cat([rows.place for rows in parts]).argsort(), dict[str, Any]()
+        for name in TENSORS:
             every = [getattr(rows, name) for rows in parts]
-            found[name] = torch.cat([t[:, :length] if t.ndim > 1 else t for t in every])[order]
+            without_padding = [t[:, : parts[0].length] if t.ndim > 1 else t for t in every]
+            found[name] = torch.cat(without_padding)[order]
         return replace(parts[0], cache=None, **found)
 
     def look(self, overflows: Tensor | None = None) -> Look:
@@ -154,18 +146,10 @@ class Rows:
         return Look(low, high, count, bool(overflowed))
 
     def window(self, look: Look) -> Window:
-        """The next window. It begins at the frontier of each row; windows that end with the sequence begin at
-        the lowest frontier of all, so that they need no gathering. Rows that are solved have none."""
+        """From the frontiers on; from the lowest, without gathering, if windows end with the sequence anyway."""
         if look.low + self.width >= self.length or look.low == look.high:
             return Window(look.low, min(self.width, self.length - look.low))
         return Window(self.frontier.clamp_max(self.length - 1), self.width)
-
-    def own(self, window: Window) -> Tensor:
-        """[n, width], which positions of a window the sweep may change: from the row's frontier on."""
-        steps = torch.arange(window.width, device=self.z.device)
-        start = window.start if isinstance(window.start, int) else window.start[:, None]
-        at = start + steps
-        return (at >= self.frontier[:, None]) & (at < self.length) & self.moving[:, None]
 
     def finish(self, start: int) -> None:
         """Positions from `start` on were solved one after the other, in `seen`."""
@@ -178,32 +162,26 @@ class Rows:
         self.sweeps, self.evaluated = self.sweeps + steps, self.evaluated + inputs
         self.status = torch.where(self.frontier < self.length, NONFINITE, self.status)
 
-    def mark_unknown(self) -> None:
-        """NaN where a row has no finite answer: no guess is returned as one."""
-        lost = self.status == NONFINITE
-        if bool(lost.any()):
-            at = torch.arange(self.answer.shape[1], device=self.z.device)
-            unknown = lost[:, None] & (at >= self.frontier[:, None])
-            self.answer[unknown] = self.log_slope[unknown] = float("nan")
-
 
 TENSORS = tuple(f.name for f in fields(Rows) if f.type == "Tensor")
 
 
 def accept(rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: Method) -> Verdict:
-    """Take in the results of a sweep [n, window.width, D].
+    """Take in the results of a sweep [n, window.width, D]: `answer` all of them, `seen` those that are not final.
 
-    `answer` takes all of them. `seen` keeps what it was where positions became final, except for the last of
-    them, whose cache entry does not exist yet. Positions that are not finite return to the first guess.
+    `seen` takes the last final one too: it has no cache entry yet. What is not finite returns to the first guess.
     """
-    own, z, seen = rows.own(window), window.take(rows.z), window.take(rows.x)
-    change, still = changes(new, seen, z, log_slope, method)
+    part = window.start, window.width
+    start = window.start if isinstance(window.start, int) else window.start[:, None]
+    at = start + torch.arange(window.width, device=new.device)
+    own = (at >= rows.frontier[:, None]) & (at < rows.length) & rows.moving[:, None]  # what the sweep may change
+    change, still = changes(new, take(rows.x, *part), take(rows.z, *part), log_slope, method)
     found = judge(change, still, own, method, rows.frontier + rows.width >= rows.length)
     finite = new.isfinite().all(-1)
     good, swept = own & finite, own.any(1)
     window.put(rows.answer, new, good)
     window.put(rows.log_slope, log_slope.sum(-1), good)
-    window.put(rows.seen, torch.where(finite[..., None], new, window.take(rows.guess)), found.unsettled)
+    window.put(rows.seen, torch.where(finite[..., None], new, take(rows.guess, *part)), found.unsettled)
     again = 0 if rows.cache is not None else swept * (rows.frontier - 1)  # inputs before the window
     rows.evaluated = rows.evaluated + own.sum(1) + again
     rows.sweeps = rows.sweeps + swept
@@ -223,7 +201,16 @@ def first_guess(z: Tensor, init: Init | None, calibrated: Guess | None = None) -
     elif init == "zeros":
         return torch.zeros_like(z)
     elif init == "noise":
-        draw = torch.Generator().manual_seed(0)
-        noise = torch.randn(z.shape[1:], generator=draw, dtype=torch.float64)
+        noise = torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         return noise.to(z).expand_as(z).contiguous()
     return torch.where(z.isfinite(), z, 0)
+
+
+def row_noise(n: int, shape: tuple[int, ...], seed: int | None, start: int = 0) -> np.ndarray:
+    """Rows start .. start + n - 1 of standard normal noise, [n, *shape]. Row i depends on (seed, i) only."""
+    key = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
+    rows = np.empty((n, *shape))
+    for i in range(n):
+        bits = np.random.Philox(key=np.array([key, start + i], dtype=np.uint64))
+        np.random.Generator(bits).standard_normal(out=rows[i])
+    return rows

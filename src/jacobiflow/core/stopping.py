@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,15 +19,8 @@ def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, method: Met
     All arguments are [n, w, D]; log_slope is log |dx/dz| at `new`. Elementwise, with d = |new - seen|:
         absolute: the change is d, still is d <= 8 eps max(1, |x|);
         relative: the change is d / u with u = max(|x|, |z dx/dz|), still is d <= 8 eps u.
-    A position takes the largest change of its D numbers and is still if all of them are. A change within
-    `tol` is small. A position that is not finite has the change NaN: it is neither small nor still.
-    Where |z dx/dz| overflows, u is |x|. Where u is 0, only d = 0 is small.
-
-    >>> x = torch.tensor([[[2e-6], [1.0]]])
-    >>> zero = torch.zeros_like(x)
-    >>> change, still = changes(x, x + 1e-7, zero, zero, Method(unit="relative"))
-    >>> [f"{c:.0e}" for c in change[0].tolist()], still.tolist()
-    (['5e-02', '1e-07'], [[False, True]])
+    A position takes the largest change of its D numbers and is still if all of them are. If it is not finite,
+    its change is NaN. Where |z dx/dz| overflows, u is |x|. Where u is 0, only d = 0 is small.
     """
     d, size = (new - seen).abs(), new.abs()
     rounding, largest = ROUNDING * torch.finfo(new.dtype).eps, torch.finfo(new.dtype).max
@@ -42,13 +36,11 @@ def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, method: Met
 
 
 def backends_know(method: Method) -> bool:
-    """Whether a backend may evaluate `changes` and `judge` itself: no setting that is not listed here is in use."""
-    listed = ("width", "tol", "max_sweeps", "init", "unit", "precision")
-    return method == Method(**{name: getattr(method, name) for name in listed})
+    """Whether a backend may evaluate `changes` and `judge` itself: there is no setting that is not listed here."""
+    return {f.name for f in fields(method)} <= {"width", "tol", "max_sweeps", "init", "unit", "precision"}
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What a sweep decided, per row; tensors are [n] but for `unsettled`."""
 
     advance: Tensor  # positions that became final
@@ -61,12 +53,12 @@ class Decision:
 
 
 def judge(change: Tensor, still: Tensor, own: Tensor, method: Method, at_end: Tensor) -> Decision:
-    """Which positions a sweep made final. change, still, own: [n, w], from `changes`; NaN is not finite.
+    """Which positions a sweep made final. change, still: [n, w], from `changes`; NaN is not finite.
 
-    own: the positions of each row's window, one run per row. at_end: [n], whether it ends with the sequence.
-    Positions are final as long as they and all before them changed little; the next one is final too, because
-    its inputs are. A position that is not finite is never final. Windows accept small changes. Without a
-    width only positions that stand still are accepted, until all changes are small (Algorithm 1).
+    own: [n, w], the positions of each row's window, one run per row. at_end: [n], whether it ends with the sequence.
+    Positions are final as long as they and all before them changed little; the next one is final too, because its
+    inputs are. What is not finite is never final. Windows accept changes within tol. Without a width only positions
+    that stand still are accepted, until all changes are small (Algorithm 1).
     """
     count = own.sum(1)
     place = own.cumsum(1) - 1  # of each position in its row's window

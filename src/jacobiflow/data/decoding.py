@@ -9,13 +9,13 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from io import BytesIO
-from itertools import islice
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +26,11 @@ from torch import Tensor
 from jacobiflow.core.files import check_plain
 from jacobiflow.core.hardware import total_memory
 from jacobiflow.core.progress import progress_bar
-from jacobiflow.core.results import one_line
-from jacobiflow.data.config import DataError, Fit
+from jacobiflow.core.results import JacobiflowError, one_line
 
 Pixels = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.int64]
+Fit = Literal["crop", "stretch", "pad"]
 Encoded = Path | bytes | Pixels  # a file, the content of one, or pixels [H, W] or [H, W, C]
 
 # Limits per image: a few bytes can claim any size, and memory and time follow the claim. The worst images
@@ -38,21 +38,38 @@ Encoded = Path | bytes | Pixels  # a file, the content of one, or pixels [H, W] 
 MAX_PIXELS = 40_000_000
 SLOW = {"WEBP": 20_000_000, "AVIF": 20_000_000, "JPEG2000": 4_000_000}
 LARGE = 4_000_000  # pixels above which images are decoded one at a time, to bound their memory
+ALONE = threading.Lock()
 MAX_BYTES = 64 * 2**30  # of one array, on machines with more memory than that
 
-# Raster formats only: Pillow passes some others (EPS) to external programs.
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+# Raster formats only, of those that this Pillow has: it passes some others (EPS) to external programs.
+Image.init()
+KNOWN = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+FORMATS = tuple(name for name in KNOWN if name in Image.OPEN)
 SUFFIXES = {".png", ".jpg", ".jpeg", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 SUFFIXES |= {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"}
-
+VALIDATION = ("validation", "valid", "val", "test")  # names of held-out splits, the first that exists counts
 GREY = ("1", "L", "LA")  # Pillow's modes
+CHUNK = 512  # images that wait for a thread at a time
 
-CHUNK = 512  # images that are held in encoded form at a time
+
+class DataError(JacobiflowError, ValueError):
+    """Data that is missing or cannot be used. The message is one line that says what to do."""
+
+
+@contextmanager
+def data_errors(problem: str, advice: str) -> Iterator[None]:
+    """Report any error in one line. Damaged data makes other libraries raise almost anything."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{problem} ({one_line(error)[:300]}): {advice}") from None
 
 
 @dataclass(frozen=True)
 class Form:
-    """The shape that images are brought to. None: unchanged."""
+    """The shape that images are brought to. None: as they are, which is one size, and grey if all are."""
 
     size: int | None
     channels: int | None
@@ -86,18 +103,13 @@ class Part(ABC):
         """One class number per image; DataError if there are none."""
 
     @abstractmethod
-    def items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
-        """The name and the content of each image of `rows`."""
+    def item(self, row: int) -> tuple[str, Encoded]:
+        """The name and the content of an image."""
 
     def read(self, rows: Rows, form: Form, labels: Tensor | None) -> tuple[Images, list[str]]:
-        """The images `rows`, in that order, decoded in parallel, and a line per image that cannot be read.
-
-        Such images are left out. With form.size None all must have one size. With form.channels None the
-        result is grey if all images are. labels: of all images.
-        """
-        images: list[Pixels] = []
-        failed, kept, channels, like, first = list[str](), list[int](), 0, form.like, "the training images are"
-        items, left, decode_one = self.items(rows), iter(rows), partial(_decode_or_reason, form=form)
+        """The images `rows`, in that order, and a line per image that cannot be read. labels: of all images."""
+        images, failed, kept = list[Pixels](), list[str](), list[int]()
+        channels, like, first = 0, form.like, "the training images are"
         shown = {"total": len(rows), "desc": f"reading {self.name}", "unit": "image"}
         with (
             warnings.catch_warnings(),  # here, not in the threads: it changes the whole process
@@ -105,30 +117,39 @@ class Part(ABC):
             progress_bar(**shown, disable=not sys.stderr.isatty()) as bar,
         ):
             warnings.filterwarnings("ignore", module="PIL")  # what matters is an error or checked here
-            while chunk := list(islice(items, CHUNK)):
-                for (name, _), row, image in zip(chunk, left, pool.map(decode_one, chunk), strict=False):
-                    if isinstance(image, str):
-                        failed.append(f"{name} ({image})")
-                        continue
-                    height, width, colours = image.shape
-                    if like is None:
-                        like, first = (height, width), f"{name} is"
-                    if like != (height, width):
-                        sizes = f"{first} {like[1]} x {like[0]} pixels and {name} is {width} x {height}"
-                        advice = "ask for an image size, or give all images the same"
-                        raise DataError(f"{self.name}: {sizes}: {advice}")
-                    if colours > channels:  # one colour image makes all of them colour
-                        channels = colours
-                        check_memory(len(rows) * image.size, f"{self.name} ({len(rows)} images)")
-                    images.append(image)
-                    kept.append(row)
-                bar.update(len(chunk))
+            chunks = (rows[i : i + CHUNK].tolist() for i in range(0, len(rows), CHUNK))
+            found = chain.from_iterable(pool.map(partial(self._decoded, form=form), chunk) for chunk in chunks)
+            for row, (name, image) in zip(rows, found, strict=True):
+                bar.update()
+                if isinstance(image, str):
+                    failed.append(f"{name} ({image})")
+                    continue
+                height, width, colours = image.shape
+                if like is None:
+                    like, first = (height, width), f"{name} is"
+                if like != (height, width):
+                    sizes = f"{first} {like[1]} x {like[0]} pixels and {name} is {width} x {height}"
+                    raise DataError(f"{self.name}: {sizes}: ask for an image size, or give all images the same")
+                if colours > channels:  # one colour image makes all of them colour
+                    channels = colours
+                    check_memory(len(rows) * image.size, f"{self.name} ({len(rows)} images)")
+                images.append(image)
+                kept.append(row)
         size = like or (form.size or 0,) * 2
         pixels: Pixels = np.empty((len(images), channels or form.channels or 0, *size), dtype=np.uint8)
         for i in reversed(range(len(images))):
             pixels[i] = images.pop().transpose(2, 0, 1)  # and frees it: there is no second dataset
-        chosen = None if labels is None else labels[np.array(kept, dtype=np.int64)]
-        return Images(torch.from_numpy(pixels), chosen), failed
+        return Images(torch.from_numpy(pixels), None if labels is None else labels[kept]), failed
+
+    def _decoded(self, row: int, form: Form) -> tuple[str, Pixels | str]:
+        """The name and the pixels of an image, or the reason why it cannot be read."""
+        name, content = self.item(row)
+        try:
+            return name, decode(content, form)
+        except UnidentifiedImageError:
+            return name, "not a readable image"
+        except Exception as error:  # damaged files make decoders raise almost anything
+            return name, one_line(error)
 
 
 def check_memory(count: int, what: str) -> None:
@@ -139,60 +160,37 @@ def check_memory(count: int, what: str) -> None:
         raise DataError(f"{what} would take {sizes}: use fewer or smaller images")
 
 
-def _decode_or_reason(item: tuple[str, Encoded], form: Form) -> Pixels | str:
-    """The pixels of an image, or the reason why it cannot be read."""
-    try:
-        return decode(item[1], form)
-    except UnidentifiedImageError:
-        return "not a readable image"
-    except Exception as error:  # damaged files make decoders raise almost anything
-        return one_line(error)
-
-
 def look(source: Encoded) -> tuple[int, int, int]:
     """Width, height and channels (1 or 3) of an image, from its header; ValueError if it has none."""
-    if isinstance(source, np.ndarray):
-        return source.shape[1], source.shape[0], 1 if source.ndim == 2 else 3
-    with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as picture:
+    with opened(source) as picture:
         return *picture.size, 1 if picture.mode in GREY or picture.mode.startswith("I") else 3
+
+
+def opened(source: Encoded) -> Image.Image:
+    """An image of which only the header is read."""
+    if isinstance(source, np.ndarray):
+        return Image.fromarray(source)
+    if isinstance(source, Path):
+        check_plain(source)
+    return Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
 
 
 def decode(source: Encoded, form: Form) -> Pixels:
     """One image as [H, W, C]: its first frame, upright, 8 bit, without transparency."""
-    if isinstance(source, np.ndarray):
-        return shape(Image.fromarray(source), form)
-    if isinstance(source, Path):
-        check_plain(source)
-    stream = BytesIO(source) if isinstance(source, bytes) else source
-    with Image.open(stream, formats=_formats()) as picture:  # reads the header only
+    with opened(source) as picture:
         (width, height), most = picture.size, SLOW.get(picture.format or "", MAX_PIXELS)
         if width * height > most:
-            kind = f" of a {picture.format} file" if most < MAX_PIXELS else ""
-            raise ValueError(f"{width} x {height} pixels{kind} are too many, {most:,} is the most")
-        with _alone if width * height > LARGE else nullcontext():
+            raise ValueError(f"{width} x {height} pixels are too many, {most:,} is the most")
+        with ALONE if width * height > LARGE else nullcontext():
             picture.load()
             with suppress(Exception):  # damaged EXIF data does not damage the pixels
                 ImageOps.exif_transpose(picture, in_place=True)
-            return shape(picture, form)
-
-
-_alone = threading.Lock()
-
-
-@cache
-def _formats() -> tuple[str, ...]:
-    Image.init()
-    return tuple(f for f in FORMATS if f in Image.OPEN)
-
-
-def shape(picture: Image.Image, form: Form) -> Pixels:
-    """An image in the channels and size of `form`, as [H, W, C]."""
-    picture = flatten(picture)
-    if form.channels is not None:
-        picture = picture.convert("L" if form.channels == 1 else "RGB")
-    if form.size is not None and picture.size != (form.size, form.size):
-        picture = square(picture, form.size, form.fit)
-    pixels: Pixels = np.asarray(picture)
+            image = flatten(picture)
+            if form.channels is not None:
+                image = image.convert("L" if form.channels == 1 else "RGB")
+            if form.size is not None and image.size != (form.size, form.size):
+                image = square(image, form.size, form.fit)
+    pixels: Pixels = np.asarray(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
@@ -213,22 +211,16 @@ def flatten(picture: Image.Image) -> Image.Image:
 
 
 def square(picture: Image.Image, size: int, fit: Fit) -> Image.Image:
-    """An image as size x size (Lanczos).
-
-    "crop": the short side becomes `size` and the centre is kept; "stretch": both sides become `size`;
-    "pad": the long side becomes `size`, with equal black borders.
-    """
-    width, height = picture.size
+    """An image as size x size: its centre ("crop"), all of it ("stretch"), or with black borders ("pad")."""
+    resize, (width, height) = partial(picture.resize, resample=Image.Resampling.LANCZOS), picture.size
     if fit == "stretch":
-        return picture.resize((size, size), Image.Resampling.LANCZOS)
+        return resize((size, size))
     if fit == "crop":
         # Resizing a box equals resizing the image and then cropping, but is cheap for thin strips too.
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
-        return picture.resize((size, size), Image.Resampling.LANCZOS, box=(left, top, left + side, top + side))
-    scale = size / max(width, height)
-    inner = (max(1, round(width * scale)), max(1, round(height * scale)))
+        return resize((size, size), box=(left, top, left + side, top + side))
+    inner_width, inner_height = (max(1, round(side * size / max(width, height))) for side in (width, height))
     sheet = Image.new(picture.mode, (size, size))
-    corner = ((size - inner[0]) // 2, (size - inner[1]) // 2)
-    sheet.paste(picture.resize(inner, Image.Resampling.LANCZOS), corner)
+    sheet.paste(resize((inner_width, inner_height)), ((size - inner_width) // 2, (size - inner_height) // 2))
     return sheet

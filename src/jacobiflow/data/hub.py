@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jacobiflow.core.progress import note
-from jacobiflow.core.suggest import pip_install
-from jacobiflow.data.config import VALIDATION, DataConfig, DataError, data_errors
-from jacobiflow.data.decoding import CHUNK, Encoded, Part, Rows
+from jacobiflow.core.tables import pip_install
+from jacobiflow.data.decoding import VALIDATION, DataError, Encoded, Part, data_errors
+
+if TYPE_CHECKING:
+    from jacobiflow.data.sources import DataConfig
 
 
 class HubPart(Part):
@@ -47,20 +49,18 @@ class HubPart(Part):
         self.classes = tuple(getattr(features[column], "names", None) or ())
         values = list(self.dataset[column])
         if None in values:
-            row = values.index(None)
-            raise DataError(f"{self.name}: column {column!r} has no label in row {row}: choose other data")
+            wrong = f"column {column!r} has no label in row {values.index(None)}"
+            raise DataError(f"{self.name}: {wrong}: choose other data")
         labels = np.array(values)
         if len(values) and (labels.dtype.kind not in "iu" or labels.ndim != 1):
-            wrong = f"{self.name}: column {column!r} does not hold class numbers but values like {values[0]!r}"
-            raise DataError(f"{wrong}: set data.label_column to one that does")
+            wrong = f"column {column!r} does not hold class numbers but values like {values[0]!r}"
+            raise DataError(f"{self.name}: {wrong}: set data.label_column to one that does")
         return labels.astype(np.int64)
 
-    def items(self, rows: Rows) -> Iterator[tuple[str, Encoded]]:
-        for start in range(0, len(rows), CHUNK):
-            some = rows[start : start + CHUNK].tolist()
-            for row, cell in zip(some, self.cells[some][self.column], strict=True):
-                content, path = (cell or {}).get("bytes"), (cell or {}).get("path")
-                yield f"{self.split} row {row}", content or (Path(path) if path else b"")
+    def item(self, row: int) -> tuple[str, Encoded]:
+        cell = self.cells[row][self.column] or {}
+        content, path = cell.get("bytes"), cell.get("path")
+        return f"{self.split} row {row}", content or (Path(path) if path else b"")
 
     def _pick(self, what: str, wanted: str, found: list[str], preferred: tuple[str, ...], allowed: list[str]) -> str:
         """The column that the user asks for, or else the only candidate."""
@@ -78,7 +78,7 @@ class HubPart(Part):
 
 def is_dataset(path: Path) -> bool:
     """Whether save_to_disk wrote this folder, or its first two levels hold parquet files."""
-    return _is_saved(path) or any(next(path.glob(p), None) for p in ("*.parquet", "*/*.parquet"))
+    return _is_saved(path) or any(any(path.glob(name)) for name in ("*.parquet", "*/*.parquet"))
 
 
 def _is_saved(path: Path) -> bool:
@@ -86,24 +86,19 @@ def _is_saved(path: Path) -> bool:
 
 
 def open_dataset(config: DataConfig, path: Path | None) -> tuple[HubPart, HubPart | None]:
-    """The training split of a dataset, and its validation or test split if it has one.
-
-    path: a parquet file, or a folder for which `is_dataset` holds; None if config.source is a dataset id.
-    The training split is called train, unless there is only one split.
-    """
+    """The split train, or the only one, and a validation or test split; path: None if config.source is an id."""
     hf = library(config.source)
-    problem, advice = "cannot be read as a Hugging Face dataset", "check its files"
-    if path is None:
-        problem = "is no file or folder here, and could not be loaded as a Hugging Face dataset"
-        advice = "check the path or the id"
-    with _quiet(hf), data_errors(f"{config.source} {problem}", advice):
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # of its messages about retries
+    if not sys.stderr.isatty():
+        hf.disable_progress_bars()
+    problem = "cannot be read as a Hugging Face dataset" if path else "is no file, folder or Hugging Face dataset"
+    with data_errors(f"{config.source} {problem}", "check the path or the id, and its files"):
         splits = _splits(hf, config, path)
-        names = list(splits)
-        train = names[0] if len(names) == 1 else "train"
-        if train not in names:
-            listed = ", ".join(names) or "none"
+        train = next(iter(splits)) if len(splits) == 1 else "train"
+        if train not in splits:
+            listed = ", ".join(splits) or "none"
             raise DataError(f"{config.source} has no split called train (its splits: {listed}): choose other data")
-        held = next((n for n in VALIDATION if n in names and n != train), None)
+        held = next((name for name in VALIDATION if name in splits and name != train), None)
         data = HubPart(splits[train](), config, train)
         return data, None if held is None else HubPart(splits[held](), config, held)
 
@@ -112,12 +107,10 @@ def _splits(hf: Any, config: DataConfig, path: Path | None) -> dict[str, Callabl
     """A function that loads each split, by its name; the name is "" for data without splits."""
     if path is not None and _is_saved(path):
         saved = hf.load_from_disk(str(path))
-        parts = saved if isinstance(saved, dict) else {"": saved}
-        return {name: partial(parts.__getitem__, name) for name in parts}
+        return {name: partial(saved.get, name) for name in saved} if isinstance(saved, dict) else {"": lambda: saved}
     if path is not None and path.is_file():
         return {"": partial(hf.load_dataset, "parquet", data_files=str(path), split="train")}
-    where, subset = config.source if path is None else str(path), config.subset or None
-    pinned = {}
+    where, subset, pinned = str(path or config.source), config.subset or None, {}
     if path is None:
         note(f"looking for {config.source} on the Hugging Face hub")
         if commit := find_commit(config.source, config.revision):  # all splits are of one commit
@@ -129,14 +122,12 @@ def _splits(hf: Any, config: DataConfig, path: Path | None) -> dict[str, Callabl
 
 def find_commit(source: str, revision: str) -> str:
     """The commit of a dataset's `revision` ("": the newest); `revision` itself if the hub does not answer."""
-    if re.fullmatch("[0-9a-f]{40}", revision):
-        return revision
-    try:
-        from huggingface_hub import HfApi
+    if not re.fullmatch("[0-9a-f]{40}", revision):
+        with suppress(Exception):  # no connection or a wrong name: the datasets library decides
+            from huggingface_hub import HfApi
 
-        return HfApi().dataset_info(source, revision=revision or None, timeout=10).sha or revision
-    except Exception:  # no connection or a wrong name: the datasets library decides
-        return revision
+            return HfApi().dataset_info(source, revision=revision or None, timeout=10).sha or revision
+    return revision
 
 
 def library(source: str = "a Hugging Face dataset") -> Any:
@@ -147,16 +138,3 @@ def library(source: str = "a Hugging Face dataset") -> Any:
         wrong = f"{source} is no .npz file or folder of images here, and Hugging Face datasets need a library"
         raise DataError(f"{wrong}: {pip_install('[data]')}") from None
     return datasets
-
-
-@contextmanager
-def _quiet(hf: Any) -> Iterator[None]:
-    """Hide the library's progress bars away from a terminal, and its messages about retries."""
-    log = logging.getLogger("huggingface_hub")
-    with ExitStack() as undo:
-        undo.callback(log.setLevel, log.level)
-        log.setLevel(logging.ERROR)
-        if not sys.stderr.isatty() and not hf.utils.are_progress_bars_disabled():
-            undo.callback(hf.enable_progress_bars)
-            hf.disable_progress_bars()
-        yield

@@ -10,22 +10,44 @@ from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
 from statistics import median_low
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from jacobiflow.data.arrays import open_npz
-from jacobiflow.data.config import DataConfig, DataError
-from jacobiflow.data.decoding import MAX_PIXELS, SUFFIXES, Form, Images, Part, Rows, look
-from jacobiflow.data.folder import open_folder
+from jacobiflow.data.decoding import MAX_PIXELS, SUFFIXES, DataError, Fit, Form, Images, Part, Rows, look
 from jacobiflow.data.hub import is_dataset, open_dataset
-
-__all__ = ["DataConfig", "DataError", "Images", "Survey", "load_images", "survey"]
+from jacobiflow.data.local import open_folder, open_npz
 
 ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # a dataset id of the hub: name or owner/name
 SURVEYED = 500  # images
 FILES = SUFFIXES | {".npz", ".npy", ".parquet", ".arrow", ".csv", ".zip", ".tar", ".gz", ".tgz"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The images, which of them are for validation, and how they become square."""
+
+    source: str = ""  # An .npz file, a folder of images, or a Hugging Face dataset: its id or its folder.
+    validation: float = 0.05  # Share of images held out, if the source has no split of its own.
+    split_seed: int = 0  # Seed that chooses the held-out images, and those that `limit` keeps.
+    limit: int = 0  # Most training images to use, chosen by split_seed; 0: all. Validation is not affected.
+    fit: Fit = "crop"  # How an image becomes square: crop the centre, stretch, or pad with black borders.
+    image_column: str = ""  # Hugging Face datasets: the column of images; empty: found by its type.
+    label_column: str = ""  # Hugging Face datasets: the column of class numbers; empty: found by its type.
+    subset: str = ""  # Hugging Face datasets: the configuration, if there are several.
+    revision: str = ""  # Datasets of the hub: commit, tag or branch; empty: the newest commit.
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise DataError(f"data.validation must be in [0, 1), not {self.validation}")
+        if self.limit < 0:
+            raise DataError(f"data.limit must be 0 or more, not {self.limit}")
+        if not 0 <= self.split_seed < 2**63:
+            raise DataError(f"data.split_seed must be below 2^63 and 0 or more, not {self.split_seed}")
+        if self.fit not in get_args(Fit):
+            raise DataError(f"data.fit must be {' or '.join(get_args(Fit))}, not {self.fit!r}")
 
 
 def load_images(
@@ -33,17 +55,9 @@ def load_images(
 ) -> tuple[Images, Images]:
     """Training and validation images of config.source: [N, channels, image_size, image_size].
 
-    image_size: None keeps the size, which must be the same for all. channels: 1 is grey (ITU-R 601
-    luminance), 3 is RGB, None is grey if all training images are. Transparency becomes white, 16 bit is
-    scaled to 8, EXIF orientation is applied, and animations give their first frame. With num_classes > 0
-    every image has a label from 0 to num_classes - 1, otherwise labels are dropped.
-
-    A source may have a split of its own: arrays x_train and x_test, sub-folders or dataset splits train and
-    validation (or valid, val, test). Otherwise a share config.validation is held out, at least one image
-    of two or more; it depends on the source and config.split_seed only. Held-out images come in the order
-    drawn, so the first of them are a fair sample. All others keep the order of the source.
-
-    Images that cannot be read are left out. One warning gives their number and the first names.
+    image_size: None keeps the size, which must be the same for all. channels: 1 is grey (ITU-R 601 luminance), 3 is
+    RGB, None is grey if all training images are. Labels are below num_classes; 0 drops them. Images that cannot be
+    read are left out, with one warning. Of a source without a split of its own config.validation is held out.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -58,21 +72,19 @@ def load_images(
     if channels not in (None, 1, 3):
         raise DataError(f"images have 1 (grey) or 3 (RGB) channels, not {channels}")
     train, own = _open(config)
-    held = train if own is None else own
     if not len(train):
         raise DataError(f"{train.name} holds no images")
-    rows, held_rows = _split(len(train), None if own is None else len(own), config)
-    labels = held_labels = None
-    if num_classes > 0:
-        labels = _labels(train, num_classes)
-        held_labels = labels if own is None else _labels(own, num_classes)
-
+    rows, held_rows = _split(len(train), config if own is None else replace(config, validation=0))
+    labels = _labels(train, num_classes)
+    held, held_labels = train, labels
+    if own is not None:
+        held, held_rows, held_labels = own, np.arange(len(own)), _labels(own, num_classes)
     form = Form(image_size, channels, config.fit)
     seen, failed = train.read(rows, form, labels)
     if not len(seen):
         raise DataError(f"{train.name}: none of {len(rows)} images can be read: {_some(failed)}")
-    _, channels, *like = seen.pixels.shape
-    unseen, also = held.read(held_rows, replace(form, channels=channels, like=(like[0], like[1])), held_labels)
+    _, channels, height, width = seen.pixels.shape
+    unseen, also = held.read(held_rows, replace(form, channels=channels, like=(height, width)), held_labels)
     if failed := failed + also:
         count = f"{len(failed)} of {len(rows) + len(held_rows)} images"
         warnings.warn(f"{config.source}: {count} cannot be read and are left out: {_some(failed)}", stacklevel=2)
@@ -103,15 +115,14 @@ def survey(config: DataConfig) -> Survey:
     seen = list[tuple[int, int, int]]()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # what it says of large pictures is said when they are read
-        for _, content in part.items(rows):
+        for row in rows.tolist():
             with suppress(Exception):  # damaged ones are named when they are read
-                seen.append(look(content))
+                seen.append(look(part.item(row)[1]))
     if not seen:
         raise DataError(f"{part.name}: none of {len(rows)} images can be read")
-    try:
+    classes = 0
+    with suppress(DataError):  # it has no labels
         classes = int(part.labels().max()) + 1
-    except DataError:
-        classes = 0
     return Survey(
         count=len(part),
         sizes=tuple(sorted({(w, h) for w, h, _ in seen})),
@@ -128,42 +139,38 @@ def _open(config: DataConfig) -> tuple[Part, Part | None]:
     path = Path(os.path.expanduser(source))
     if not source:
         raise DataError(f"data.source is empty: set it to {kinds}")
+    suffix, there = path.suffix.lower(), os.path.isfile(path)
     if os.path.isdir(path):
         return open_dataset(config, path) if is_dataset(path) else open_folder(path)
-    suffix = path.suffix.lower()
-    if os.path.isfile(path):
-        if suffix == ".npz":
-            return open_npz(path)
-        if suffix == ".parquet":
-            return open_dataset(config, path)
-        raise DataError(f"{source} is not {kinds}: give one of them")
+    if there and suffix == ".npz":
+        return open_npz(path)
+    if there and suffix == ".parquet":
+        return open_dataset(config, path)
     near = "/" in source and os.path.isdir(path.parent)  # then it is a misspelt path
-    if ID.fullmatch(source) and suffix not in FILES and not near:
+    if not there and ID.fullmatch(source) and suffix not in FILES and not near:
         return open_dataset(config, None)
-    raise DataError(f"{source} does not exist: give {kinds}")
+    raise DataError(f"{source} {'is not' if there else 'does not exist: give'} {kinds}")
 
 
-def _split(count: int, held: int | None, config: DataConfig) -> tuple[Rows, Rows]:
-    """Rows of `count` training images, and validation rows: of the same images if `held` is None."""
-    draw = torch.Generator().manual_seed(config.split_seed)
-    order = torch.randperm(count, generator=draw).numpy()
-    cut = 0
-    if held is None and config.validation and count > 1:
-        cut = min(max(1, round(count * config.validation)), count - 1)
-    keep = order[cut : cut + config.limit] if config.limit else order[cut:]
-    return np.sort(keep), order[:cut] if held is None else np.arange(held)
+def _split(count: int, config: DataConfig) -> tuple[Rows, Rows]:
+    """The rows of the images to train on, in ascending order, and of those to hold out, in random order."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(config.split_seed)).numpy()
+    cut = min(max(1, round(count * config.validation)), count - 1) if config.validation else 0
+    return np.sort(order[cut : cut + config.limit] if config.limit else order[cut:]), order[:cut]
 
 
-def _labels(part: Part, num_classes: int) -> Tensor:
-    """The labels of all images of a part; DataError if one is out of range."""
+def _labels(part: Part, num_classes: int) -> Tensor | None:
+    """The labels of all images of a part, None without classes; DataError if one is out of range."""
+    if not num_classes:
+        return None
     labels = part.labels()
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(wrong):
         bad, top = int(labels[wrong[0]]), int(labels.max())
         name = f" ({part.classes[bad]})" if 0 <= bad < len(part.classes) else ""
+        label = f"label {bad}{name} of image {wrong[0]} is outside 0 to {num_classes - 1}"
         advice = f"set num_classes to {top + 1} or choose other data" if labels.min() >= 0 else "fix the labels"
-        label = f"label {bad}{name} of image {wrong[0]}"
-        raise DataError(f"{part.name}: {label} is outside 0 to {num_classes - 1}: {advice}")
+        raise DataError(f"{part.name}: {label}: {advice}")
     return torch.from_numpy(labels.astype(np.int64))
 
 

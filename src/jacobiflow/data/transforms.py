@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jacobiflow.core.noise import Noise
-from jacobiflow.data.sources import Images
+from jacobiflow.core.rows import Noise
+from jacobiflow.data.decoding import Images
 
 
 class Batch(NamedTuple):

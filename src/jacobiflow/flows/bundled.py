@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 
-from jacobiflow.core.suggest import pip_install
-from jacobiflow.core.tables import table
+from jacobiflow.core.tables import pip_install, table
 from jacobiflow.flows.checkpoint import CARD, MODELS, CheckpointError, bundled_names, load
 
-COLUMNS = 80  # of what is printed
 HEAD = ("model", "family", "data", "T", "classes", "size", "quality")
 
 
@@ -43,11 +41,9 @@ class Models(tuple[Bundled, ...]):
             for m in self
             if not m.problem
         ]
-        notes = [
-            fill(f"{m.name} cannot be loaded: {m.problem}", COLUMNS, break_on_hyphens=False) for m in self if m.problem
-        ]
         shown = table([HEAD, *rows]) if rows else f"no models are installed: {pip_install('models')}"
-        return "\n".join([shown, *notes])
+        problems = (f"{m.name} cannot be loaded: {m.problem}" for m in self if m.problem)
+        return "\n".join([shown, *(fill(text, 80, break_on_hyphens=False) for text in problems)])
 
 
 def models() -> Models:

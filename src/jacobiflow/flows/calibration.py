@@ -1,13 +1,8 @@
-"""Calibrated first guesses: a line x_t = mean_t + slope_t z_t per block, position and dimension.
-
-The lines are fitted once to exact answers by least squares. They cost two numbers per element and save
-sweeps, because they are closer to the answer than zeros or the block's input.
-"""
+"""Calibrated first guesses: x_t = mean_t + slope_t z_t per block, position and dimension, fitted to exact answers."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +24,6 @@ if TYPE_CHECKING:
 FILE = "guess.safetensors"
 NOISES = 300  # more do not improve the fit
 FEWEST_NOISES = 32  # fewer make a worse guess than the block's input
-PROBE_NOISES = 2  # on which the time is estimated
 SEED = 2**31 - 2  # of the noise that guesses are fitted on
 
 
@@ -42,7 +36,6 @@ class Calibration:
     weights: str  # their fingerprint
 
     def save(self, folder: Path) -> None:
-        """Write `guess.safetensors` into a checkpoint folder."""
         tensors, header = {"mean": self.mean, "slope": self.slope}, {"weights": self.weights}
         write_atomically(folder / FILE, lambda path: save_file(tensors, path, metadata=header))
 
@@ -65,22 +58,19 @@ def calibrate(
 ) -> None:
     """Fit the first guesses of a flow and give them to it, as `flow.calibration`.
 
-    Labels are taken in turn, with "no label" among them. Flows that need context keep the default guess, and
-    so do flows that are too slow for a fit within about so many `seconds`.
+    Flows that need context keep the default guess, and so do those too slow for a fit in about so many `seconds`.
     """
     if flow.context_features:
         return
     if seconds < math.inf:
-        probe = flow.noise(PROBE_NOISES, SEED)
+        probe = flow.noise(2, SEED)
         flow.decode(probe, "sequential", warn=False)  # pays for what a flow makes at its first use
-        began = time.perf_counter()
-        flow.decode(probe, "sequential", warn=False)
-        noises = min(noises, int(seconds * PROBE_NOISES / (time.perf_counter() - began)))
+        took = flow.decode(probe, "sequential", warn=False).stats.seconds
+        noises = min(noises, int(seconds * len(probe) / took))
     if noises < FEWEST_NOISES:
         return
     blocks = flow.bound_blocks(noises, labels=flow.every_label(noises))
-    z = flow.to_prior(flow.noise(noises, SEED))
-    lines = []
+    z, lines = flow.to_prior(flow.noise(noises, SEED)), []
     for i, block in enumerate(blocks):
         progress(f"first guess of block {i + 1} of {len(blocks)}")
         x = decode(block, z, Method(width=1)).x

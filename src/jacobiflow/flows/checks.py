@@ -9,11 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from jacobiflow.core.results import BlockStats, Status, nonfinite_rows
-from jacobiflow.core.warn import warn_caller
+from jacobiflow.core.results import LARGE, BlockStats, Status, nonfinite_rows, warn_caller
 from jacobiflow.flows.guidance import Guidance
 
-LARGE = 0.25  # standard deviations of the noise; images then look different from exact ones
 PROBES = 4  # samples whose residual is looked at where tol is given by hand
 
 
@@ -23,13 +21,7 @@ def describe(lost: int, n: int, advice: str) -> str:
 
 
 def remedy(guidance: float | Guidance, dtype: torch.dtype) -> str:
-    """What to do about samples whose noise is finite.
-
-    >>> remedy(1000.0, torch.float32)
-    'lower the guidance weight (it is 1000), try float64, or check the weights'
-    >>> remedy(0.0, torch.float64)
-    'check the weights'
-    """
+    """What to do about samples whose noise is finite."""
     weight = Guidance.of(guidance).weight
     steps = [f"lower the guidance weight (it is {weight:g})"] if weight else []
     steps += [] if dtype is torch.float64 else ["try float64"]
@@ -38,10 +30,10 @@ def remedy(guidance: float | Guidance, dtype: torch.dtype) -> str:
 
 def warn_of_nonfinite(x: Tensor, z: Tensor, guidance: float | Guidance) -> None:
     """One warning, at the caller's line, if samples x of noise z are not finite."""
-    if math.isfinite(x.detach().sum()):  # nearly always the sum tells, in one pass
+    lost = 0 if math.isfinite(x.detach().sum()) else int(nonfinite_rows(x).sum())  # the sum takes one pass
+    if not lost:
         return
-    lost, noise = int(nonfinite_rows(x).sum()), int(nonfinite_rows(z).sum())
-    advice = remedy(guidance, x.dtype)
+    noise, advice = int(nonfinite_rows(z).sum()), remedy(guidance, x.dtype)
     if noise:
         first = f"replace the {noise} rows of z that are not finite"
         advice = first if noise == lost else f"{first}; for the others, {advice}"
@@ -57,13 +49,13 @@ def warn_if_loose(tol: float, residual: Tensor) -> None:
 
 
 def checked(blocks: Sequence[BlockStats], z: Tensor, again: Tensor) -> tuple[tuple[BlockStats, ...], Tensor]:
-    """The stats of z [N, ...] as far as the residual bears them out, and the residual max |again - z| [N].
+    """The stats of z [N, ...], and the residual max |again - z| [N].
 
     A sample that is EXACT in all blocks becomes CONVERGED in all of them, with one warning, if its residual
-    exceeds sqrt(eps) * max(1, |z|) anywhere: the residual does not tell which block is inexact.
+    exceeds sqrt(eps) * max(1, |z|) anywhere.
     """
     off = (again - z).abs().flatten(1)
-    residual = off.amax(1) if off.shape[1] else off.new_zeros(len(z))
+    residual = off.amax(1)
     bound = math.sqrt(torch.finfo(z.dtype).eps) * z.abs().clamp_min(1).flatten(1)
     large = (~(off <= bound).all(1)).nonzero()[:, 0].tolist()
     wrong = {i for i in large if all(b.status[i] is Status.EXACT for b in blocks)}

@@ -9,14 +9,19 @@ from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from jacobiflow.core.bijectors import description
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.results import Decoded, Stats, nonfinite_rows
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.plain_loop import PLAIN, plain_tarflow
+from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.tarflow import TarFlow
 from jacobiflow.kernels.backend import Backend
 
+PLAIN = "plain loop"  # its name beside those of plans
 FEWEST_RUNS, MOST_RUNS = 3, 15  # of each plan
 STABLE = 0.1  # relative error of a speed-up that may be printed, with two digits
 NOISY = "too noisy"
@@ -42,12 +47,11 @@ class Row:
 
     @property
     def summary(self) -> str:
-        """The worst status in plain words, with the number of samples if they are not finite."""
+        """The worst status in plain words."""
         return f"{self.nonfinite:,} " * bool(self.nonfinite) + self.status.lower().replace("_", " ")
 
     @property
     def gain(self) -> str:
-        """The speed-up, as it is printed."""
         return f"{self.speedup:.2g}x" if self.stable else NOISY
 
 
@@ -78,17 +82,14 @@ def compare(
 ) -> tuple[list[Row], dict[str, Decoded]]:
     """Rows for every plan and batch size, and the samples of the largest batch.
 
-    plans: names, plan files, and PLAIN for a TarFlow without guidance, which is then the baseline. Runs
-    alternate between plans, so that a busy moment of the machine hits all of them, until all speed-ups are
-    stable, at most `repeats` times, and after `budget` seconds only to reach FEWEST_RUNS. One sweep
-    beforehand pays for what a flow makes at its first use. `options` gives decode's options of a plan,
-    `condition` the labels or context of a batch of that size.
+    plans: names, plan files, and PLAIN for a TarFlow without guidance, which is then the baseline. Runs alternate
+    between plans until all speed-ups are stable, at most `repeats` times, and after `budget` seconds only to reach
+    FEWEST_RUNS. `options` gives decode's options of a plan, `condition` the labels or context of a batch.
     """
     names = list(dict.fromkeys([*(p for p in plans if p == PLAIN), "sequential", *plans]))
-    sweep = Plan((Method(max_sweeps=1),) * len(flow.blocks))
+    sweep = Plan((Method(max_sweeps=1),) * len(flow.blocks))  # pays for what a flow makes at its first use
     flow.decode(z[:1], sweep, **condition(1), on_failure="return", backend=backend, warn=False)
-    rows: list[Row] = []
-    outs: dict[str, Decoded] = {}
+    rows, outs = list[Row](), dict[str, Decoded]()
     sizes, start = sorted(set(batches)), perf_counter()
     for i, batch in enumerate(sizes):
         seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -97,9 +98,8 @@ def compare(
         while run < most:
             for name in reversed(names) if run % 2 else names:  # so that each follows two others
                 progress(f"batch {batch}, run {run + 1} of at most {most}: {name}")
-                given = options(name) | condition(batch)
                 sleep(REST)
-                outs[name] = _decode(flow, z[:batch], name, backend=backend, **given)
+                outs[name] = _decode(flow, z[:batch], name, backend=backend, **options(name), **condition(batch))
                 seconds[name].append(outs[name].stats.seconds)
             if all(agree(seconds[names[0]], seconds[name]) for name in names):
                 break
@@ -121,7 +121,7 @@ def _decode(flow: Flow, z: Tensor, name: str, **options: Any) -> Decoded:
 
 
 def deviation(x: Tensor, exact: Tensor) -> dict[str, float]:
-    """The largest and mean |x - exact| over finite numbers; the status tells of samples without a finite answer."""
+    """The largest and mean |x - exact| over finite numbers."""
     off = (x - exact).abs().double()
     off = off[off.isfinite()]
     return {"largest": off.max().item() if len(off) else math.nan, "mean": off.mean().item()}
@@ -142,3 +142,38 @@ def _row(name: str, outs: dict[str, Decoded], seconds: dict[str, list[float]], b
         nonfinite=int(nonfinite_rows(out.x).sum()),
         backend=out.stats.backend or "torch",
     )
+
+
+def has_plain_loop(flow: Flow, guidance: Guidance) -> bool:
+    """Whether `plain_tarflow` decodes this flow."""
+    return type(flow) is TarFlow and not flow.config.volume_preserving and not guidance.weight
+
+
+@torch.inference_mode()
+def plain_tarflow(flow: Flow, z: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Sequential decoding as public code has it, with torch's attention: keys and values are concatenated."""
+    if description(flow.bind(0, len(z), None, Guidance())[0]) is None:
+        raise ValueError("the plain loop knows the standard transformer of TarFlow only: compare with 'sequential'")
+    labels = None if labels is None else labels.to(z.device)
+    x = z * flow.get_buffer("var").sqrt()
+    for k, block in reversed(list(enumerate(flow.blocks))):
+        x = _plain_block(block, x.flip(1), labels).flip(1) if k % 2 else _plain_block(block, x, labels)
+    return flow.from_sequence(x)
+
+
+def _plain_block(block: Any, z: Tensor, labels: Tensor | None) -> Tensor:
+    kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values by layer
+
+    def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if i in kept:
+            k, v = (torch.cat(pair, dim=2) for pair in zip(kept[i], (k, v), strict=True))
+        kept[i] = k, v
+        return F.scaled_dot_product_attention(q, k, v)
+
+    x, condition = z.clone(), block.condition(labels)
+    for t in range(z.shape[1] - 1):
+        h = block.proj_in(x[:, t : t + 1]) + block.pos_embed[t : t + 1]
+        h = h if condition is None else h + condition
+        theta = block.proj_out(block.net(h, attend))
+        x[:, t + 1 : t + 2], _ = block.bijector.inverse(z[:, t + 1 : t + 2], theta)
+    return x

@@ -1,14 +1,14 @@
 """The cost model of this machine: seconds of one sweep, by width and number of rows.
 
-A few sweeps of a block are timed once, in about a second. Times are kept in the cache folder for every block
-of the same shape; those that were taken while other programs kept the processors busy are taken again by the
-next process. With the sweeps that a convergence profile counts they predict how long a method takes.
+A few sweeps of a block are timed in about a second. The cache folder keeps them for blocks of the same shape. If
+other programs kept the processors busy, the next process times them again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import threading
 import time
@@ -16,14 +16,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from timeit import timeit
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from jacobiflow.core.block import Block
-from jacobiflow.core.cache_folder import own_folder, read_own, write_own
 from jacobiflow.core.decode import sweep
+from jacobiflow.core.files import own_folder, read_own, write_own
 from jacobiflow.core.hardware import busy_elsewhere, processor_name
 from jacobiflow.core.method import Method
 from jacobiflow.core.records import build, parse_json
@@ -42,6 +43,7 @@ STEPS = 8  # positions that sequential decoding is timed on, at least
 ENOUGH_SECONDS = 0.004  # positions are added until a run takes as long: a call has a cost of its own
 
 Clock = Callable[[], float]
+Work = Callable[[], object]
 _lock = threading.Lock()  # two at once would time each other
 _known: dict[str, Costs] = {}
 
@@ -60,13 +62,12 @@ class Costs:
     again: int = 0  # how often these may still be measured again: other programs took processors away
 
     def sequential(self, n: int) -> float:
-        """Seconds of sequential decoding of n samples."""
         return self.position * (self.length - 1) * n / self.rows
 
     def swept(self, width: int | None, sweeps: Sequence[int], n: int, guess: Sequence[int] = ()) -> float:
-        """Seconds for n samples, whose sweeps, and sweeps in bfloat16 before them, are distributed as these.
+        """Seconds for n samples whose sweeps, and sweeps in bfloat16 before them, are distributed as these.
 
-        Samples that are done leave the batch, so a sweep costs as much as the samples that still move.
+        A sweep costs as much as the samples that still move: those that are done leave the batch.
         """
         i = len(self.widths) - 1 if width is None else self.widths.index(min(width, self.widths[-1]))
         one, every = self.alone[i], self.together[i]
@@ -77,16 +78,6 @@ class Costs:
             likely = 1 - (1 - share) ** self.rows  # that any sample of the batch does
             total += likely * one + per_row * max(self.rows * share - likely, 0.0)
         return total * n / self.rows
-
-    def merged(self, new: Costs) -> Costs:
-        """The lesser of each figure: other programs only add to it."""
-
-        def lesser(name: str) -> tuple[float, ...]:
-            return tuple(map(min, getattr(self, name), getattr(new, name)))
-
-        least = {name: min(getattr(self, name), getattr(new, name)) for name in ("position", "rough")}
-        again = min(self.again - 1, new.again)
-        return replace(new, alone=lesser("alone"), together=lesser("together"), again=again, **least)
 
 
 def costs_of(block: Block, z: Tensor, *, clock: Clock = time.perf_counter) -> Costs:
@@ -112,7 +103,9 @@ def _kept(key: str, make: Callable[[], Costs]) -> Costs:
             known = build(Costs, parse_json(read_own(folder / f"{key}.json").decode()), "costs")
     if known is not None and known.again <= 0:
         return known
-    costs = make() if known is None else known.merged(make())
+    costs = make()
+    if known is not None:  # the quicker ones: other programs only add to them
+        costs = replace(min(known, costs, key=lambda c: c.position), again=min(known.again - 1, costs.again))
     with suppress(OSError):  # measured again next time
         if folder is not None:
             write_own(folder / f"{key}.json", json.dumps(asdict(costs)).encode())
@@ -121,87 +114,68 @@ def _kept(key: str, make: Callable[[], Costs]) -> Costs:
 
 @torch.inference_mode()
 def measure(block: Block, z: Tensor, clock: Clock = time.perf_counter) -> Costs:
-    """Time sequential decoding and single sweeps in the middle of the sequence, with n rows and with one.
-
-    z [n, T, D] is finite, and serves as x too.
-    """
+    """Time sequential decoding and single sweeps of finite z [n, T, D], with n rows and with one."""
     n, length, _ = z.shape
     widths = (*(w for w in WIDTHS if w < length), length)
     if length == 1:
         return Costs(rows=n, length=1, position=0.0, widths=widths, alone=(0.0,), together=(0.0,))
     every, one = (block.select(torch.arange(rows, device=z.device)) for rows in (n, 1))
     began, others = time.perf_counter(), busy_elsewhere()
-    runs = _Runs(clock)
-    steps = _add_positions(runs, every, z)
-    first = _add_sweeps(runs, every, z, widths)
-    second = first if n == 1 else _add_sweeps(runs, one, z[:1], widths)
-    fast = one.engine.rough()
+    positions, steps = _positions(every, z, clock)
+    parts, fast = [_sweeps(every, z, widths, clock), _sweeps(one, z[:1], widths, clock)], one.engine.rough()
+    works = [positions, *parts[0], *parts[1]]
     if fast is not None:
-        runs.add(lambda: fast.inverse(z[:1, 1:], fast.params(z[:1], 1, length - 1, None)))
-    runs.repeat()
-    together, alone = (_every_width(runs.seconds[part], widths) for part in (first, second))
-    rough = 0.0 if fast is None else runs.seconds[-1] * together[-1] / (alone[-1] or 1.0)
+        works.append(lambda: fast.inverse(z[:1, 1:], fast.params(z[:1], 1, length - 1, None)))
+        works[-1]()
+    seconds = iter(_shortest(works, clock))
+    position = next(seconds) / steps
+    together, alone = (_every_width([next(seconds) for _ in part], widths) for part in parts)
+    rough = next(seconds, 0.0) * together[-1] / (alone[-1] or 1.0)
     busy = (busy_elsewhere() - others) / (time.perf_counter() - began)
     crowded = busy + thread_count() > (os.cpu_count() or 1) + CROWDED_CORES
-    found = {"position": runs.seconds[0] / steps, "together": together, "alone": alone, "rough": rough}
+    found = {"position": position, "alone": alone, "together": together, "rough": rough}
     return Costs(rows=n, length=length, widths=widths, again=AGAIN if crowded else 0, **found)  # type: ignore[arg-type]
 
 
-class _Runs:
-    """Runs that are timed in turn. The shortest of each counts, so a short disturbance spoils none."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock, self.works, self.seconds = clock, list[Callable[[], object]](), list[float]()
-
-    def once(self, work: Callable[[], object]) -> float:
-        began = self.clock()
-        work()
-        return self.clock() - began
-
-    def add(self, work: Callable[[], object]) -> None:
-        """Another run, after one that pays for set-up."""
-        work()
-        self.works.append(work)
-        self.seconds.append(self.once(work))
-
-    def repeat(self) -> None:
-        began, turns = self.clock(), 1
-        while turns < REPEATS or self.clock() - began < SPREAD_SECONDS:
-            self.seconds = [min(known, self.once(work)) for known, work in zip(self.seconds, self.works, strict=True)]
-            turns += 1
+def _shortest(works: Sequence[Work], clock: Clock) -> list[float]:
+    """The shortest time of each. They run in turn, so a short disturbance spoils none."""
+    seconds, began, turns = [math.inf] * len(works), clock(), 0
+    while turns < REPEATS or clock() - began < SPREAD_SECONDS:
+        seconds = [min(known, timeit(work, timer=clock, number=1)) for known, work in zip(seconds, works, strict=True)]
+        turns += 1
+    return seconds
 
 
-def _add_positions(runs: _Runs, block: Block, z: Tensor) -> int:
-    """Add some positions of sequential decoding, in the middle of the sequence; returns how many."""
+def _positions(block: Block, z: Tensor, clock: Clock) -> tuple[Work, int]:
+    """Sequential decoding of some positions in the middle of the sequence, and how many they are."""
     n, length, _ = z.shape
     slope, steps = z.new_zeros(n, length), min(STEPS, length - 1)
     while True:
         start = (length - steps + 1) // 2
-        cache = _filled(block, z, start)
-        work = partial(block.engine.solve, z.clone(), z, slope, start, start + steps, cache)
+        work = partial(block.engine.solve, z.clone(), z, slope, start, start + steps, _filled(block, z, start))
         work()
-        if steps == length - 1 or runs.once(work) >= ENOUGH_SECONDS:
-            runs.add(work)
-            return steps
+        if steps == length - 1 or timeit(work, timer=clock, number=1) >= ENOUGH_SECONDS:
+            return work, steps
         steps = min(4 * steps, length - 1)
 
 
-def _add_sweeps(runs: _Runs, block: Block, z: Tensor, widths: Sequence[int]) -> slice:
-    """Add one sweep by width, until time runs out; returns which runs they are."""
-    (n, length, dim), first, began = z.shape, len(runs.works), runs.clock()
+def _sweeps(block: Block, z: Tensor, widths: Sequence[int], clock: Clock) -> list[Work]:
+    """One sweep by width, of as many widths as the time allows."""
+    (n, length, dim), began, works = z.shape, clock(), list[Work]()
     for width in widths:
-        if len(runs.works) > first and runs.clock() - began > BUDGET_SECONDS:
+        if works and clock() - began > BUDGET_SECONDS:
             break
         start = 1 if width == length else max(length // 2, 1)
         rows = Rows.start(block, z, z[:, :1], z.new_zeros(n, 1, dim), z, width)
         rows.frontier.fill_(start)
         rows.cache = _filled(block, z, start)
-        runs.add(partial(_sweep_from, start, rows, rows.look()))
-    return slice(first, len(runs.works))
+        works.append(partial(_sweep_from, start, rows, rows.look()))
+        works[-1]()
+    return works
 
 
 def _every_width(seconds: Sequence[float], widths: Sequence[int]) -> tuple[float, ...]:
-    """Seconds by width; those of the widest are extrapolated where they were not measured."""
+    """Seconds by width, extrapolated to those that were not measured."""
     known = len(seconds)
     return (*seconds, *(seconds[-1] * width / widths[known - 1] for width in widths[known:]))
 

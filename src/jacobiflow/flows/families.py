@@ -1,12 +1,11 @@
-"""Flow families by name: the library's own, and those that other distributions register.
+"""Flow families by name: the library's own, and those of the entry-point group `jacobiflow.families`.
 
-A distribution registers a subclass of `Flow` under its family's name in the entry-point group
-`jacobiflow.families`. A folder `recipes` beside the module of the class holds recipes for `jacobiflow train`.
+A folder `recipes` beside the module of a registered class holds recipes for `jacobiflow train`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import EntryPoints, entry_points
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -15,7 +14,7 @@ from reprlib import repr as short
 from typing import Any
 
 from jacobiflow.core.records import RecordError
-from jacobiflow.core.suggest import pip_install
+from jacobiflow.core.tables import pip_install
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.maf import MAF
 from jacobiflow.flows.tarflow import TarFlow
@@ -49,7 +48,7 @@ def loads_as_itself(kind: type[Flow]) -> bool:
 
 def family_of(config: Any) -> type[Any]:
     """The family whose flows have configs of this type."""
-    families: Iterator[type[Flow]] = chain(OWN.values(), (entry.load() for entry in registered()))
+    families = chain[type[Flow]](OWN.values(), (entry.load() for entry in registered()))
     return next(family for family in families if family.config_type is type(config))
 
 
@@ -62,10 +61,7 @@ def recipe_files() -> dict[str, Traversable]:
 
 
 def upgrade(doc: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config document of a checkpoint, as this release writes it.
-
-    Version 0.1 stored flows of other families as MAFs with further fields; the family adopts them.
-    """
+    """The config document of a checkpoint of version 0.1, which stored other families as MAFs with more fields."""
     config = doc.get("config")
     if doc.get("family") != MAF.family or not isinstance(config, dict):
         return doc

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core import arguments
+from jacobiflow.core import arguments, results
 from jacobiflow.core.arguments import Labels
 from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Block, Conditioner
@@ -24,11 +24,10 @@ from jacobiflow.core.decode import decode
 from jacobiflow.core.hardware import require_memory
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.method import INITS, Init, Method, Plan, Unit
-from jacobiflow.core.noise import row_noise
 from jacobiflow.core.pictures import as_images
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import BlockStats, Decoded, Encoded, JacobiflowError, OnFailure, Stats, Watcher, joined
-from jacobiflow.core.warn import warn_once
+from jacobiflow.core.rows import row_noise
 from jacobiflow.flows.calibration import Calibration
 from jacobiflow.flows.checks import PROBES, checked, warn_if_loose, warn_of_nonfinite
 from jacobiflow.flows.guidance import Guidance
@@ -59,7 +58,13 @@ class Flow(nn.Module, ABC):
     default_deviation: ClassVar[float] = 1e-4  # from exact, that plan="auto" may cost
     trains_on_noise: ClassVar[bool] = False  # `training_loss` takes noise; there is no training data
     config: Any
+    data_shape: tuple[int, ...]  # of one x
+    latent_shape: tuple[int, ...]  # of one z
     blocks: nn.ModuleList
+    num_classes: int = 0  # how many labels the flow knows; 0: it takes none
+    class_names: tuple[str, ...] = ()  # () if they are not known
+    noise_std: float = 0.0  # of the Gaussian noise of training, which `denoise` removes
+    context_features: int = 0  # how many numbers of context a row needs; 0: it takes none
     revision: str | None = None  # the commit of the hub that this flow was loaded from
     calibration: Calibration | None = None  # first guesses, bound to the weights that they were fitted for
     profile: Profile | None = None  # how fast sweeps converge, bound to weights too
@@ -73,18 +78,6 @@ class Flow(nn.Module, ABC):
         self.auto_plans: dict[Any, Plan] = {}  # what "auto" chose, by setting
         self._probed: set[Any] = set()  # settings with a tol by hand whose residual was looked at
 
-    # What a family defines
-
-    @property
-    @abstractmethod
-    def data_shape(self) -> tuple[int, ...]:
-        """The shape of one x."""
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        """The shape of one z."""
-        return self.data_shape
-
     @abstractmethod
     def to_sequence(self, x: Tensor) -> Tensor:
         """Data [N, *data_shape] as sequences [N, T, D]."""
@@ -94,51 +87,27 @@ class Flow(nn.Module, ABC):
         """Sequences [N, T, D] as data."""
 
     @abstractmethod
-    def order(self, k: int) -> Tensor | None:
-        """The order in which block k takes the positions; None is as they come."""
-
-    @abstractmethod
     def bind(self, k: int, n: int, condition: Tensor | None, guidance: Guidance) -> tuple[Conditioner, Bijector]:
         """The conditioner of block k for n rows, with all that is bound to them, and its elementwise map."""
+
+    def order(self, k: int) -> Tensor | None:
+        """The order in which block k takes the positions, a buffer; None is as they come."""
+        return self._buffers[f"order{k}"]
 
     def data_log_det(self) -> Tensor | float:
         """log |dx/dseq| of `from_sequence`, the same for every sample."""
         return 0.0
 
     def prior_var(self) -> Tensor | None:
-        """Variance of the latent before it is standardised, [T, D]; None is 1."""
-        return None
-
-    @property
-    def num_classes(self) -> int:
-        """How many labels the flow knows; 0: it takes none."""
-        return 0
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of the classes; () if they are not known."""
-        return ()
-
-    @property
-    def noise_std(self) -> float:
-        """The standard deviation of the Gaussian noise of training, which `denoise` removes; 0: none."""
-        return 0.0
-
-    @property
-    def context_features(self) -> int:
-        """How many numbers of context a row needs; 0: it takes none."""
-        return 0
+        """Variance of the latent before it is standardised, [T, D], the buffer `var`; None is 1."""
+        return self._buffers.get("var")
 
     def selective(self, tol: float, init: Init | None) -> Plan:
         """The family's own rule of what to sweep."""
         return Plan.selective(len(self.blocks), tol=tol, init=init)
 
     def training_loss(self, x: Tensor, labels: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
-        """The loss of a batch in nats per dimension, and the mean of z^2 over the batch.
-
-        Default: the mean negative log-likelihood of data x. Where `trains_on_noise`, x is noise z.
-        tol: tolerance of sweeps, for a loss that decodes.
-        """
+        """The loss of a batch in nats per dimension, and its mean z^2. tol: of sweeps, for a loss that decodes."""
         enc = self.encode(x, labels)
         loss = -(standard_normal(enc.z) + enc.log_det).mean() / math.prod(self.data_shape)
         return loss, enc.z.detach().square().mean(0)
@@ -152,26 +121,24 @@ class Flow(nn.Module, ABC):
         """A config document of version 0.1 as this family writes it. None: it belongs to another family."""
         return None
 
-    # Density
-
     def encode(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Encoded:
         """z, standard normal if x is as the model believes, and log |dz/dx| [N] in nats."""
         arguments.tensor("x", x, next(self.parameters()), self.data_shape)
-        condition = self._condition(len(x), labels, context)
-        seq, log_det = self._encode(self.to_sequence(x), condition, Guidance())
+        seq, log_det = self._encode(self.to_sequence(x), self._condition(len(x), labels, context), Guidance())
         return Encoded(z=seq.reshape(len(x), *self.latent_shape), log_det=log_det)
 
     def _encode(self, seq: Tensor, condition: Tensor | None, guidance: Guidance) -> tuple[Tensor, Tensor]:
-        log_det = seq.new_zeros(len(seq)) - self.data_log_det()
+        log_det, var = seq.new_zeros(len(seq)) - self._fixed_log_det(), self.prior_var()
         for k in range(len(self.blocks)):
             block = bind(*self.bind(k, len(seq), condition, guidance), self.order(k), "torch")
             seq, slope = block.forward(seq)
             log_det = log_det + slope
+        return seq if var is None else seq * var.rsqrt(), log_det
+
+    def _fixed_log_det(self) -> Tensor | float:
+        """log |dx/dz| of all but the blocks."""
         var = self.prior_var()
-        if var is not None:
-            seq = seq * var.rsqrt()
-            log_det = log_det - 0.5 * var.log().sum()
-        return seq, log_det
+        return self.data_log_det() + (0.0 if var is None else 0.5 * var.log().sum())
 
     def log_prob(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Tensor:
         """log p(x) [N] in nats: log N(z; 0, I) + log |dz/dx|."""
@@ -179,33 +146,21 @@ class Flow(nn.Module, ABC):
         return standard_normal(enc.z) + enc.log_det
 
     def bits_per_dim(self, x: Tensor, labels: Labels | None = None, *, context: Tensor | None = None) -> Tensor:
-        """-log2 p(x) / dims(x), [N].
-
-        This is the density of x itself. For x = (pixel + u) / 128 - 1, pixels of 0 .. 255, the
-        bits per dimension of the pixels are 7 more.
-        """
-        dims = math.prod(self.data_shape)
-        return -self.log_prob(x, labels, context=context) / (dims * math.log(2))
-
-    # Sampling
+        """-log2 p(x) / dims(x), [N]. For x = (pixel + u) / 128 - 1, those of pixels of 0 .. 255 are 7 more."""
+        return -self.log_prob(x, labels, context=context) / (math.prod(self.data_shape) * math.log(2))
 
     def noise(
         self, n: int, seed: int | None = None, *, start: int = 0, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Standard normal z of samples start .. start + n - 1.
-
-        With a seed, row i depends on (seed, i) only. Without one, `generator` is used, or torch's global one.
-        """
+        """Standard normal z of samples start .. start + n - 1. With a seed, row i depends on (seed, i) only."""
         n, start = arguments.as_int("n", n), arguments.as_int("start", start)
         if generator is not None:
             arguments.instance(torch.Generator, generator, "generator")
-        need = 8 * n * math.prod(self.latent_shape)
-        require_memory(f"noise of {short(n)} samples", need, "draw fewer at a time")
+        require_memory(f"noise of {short(n)} samples", 8 * n * math.prod(self.latent_shape), "draw fewer at a time")
         like = next(self.parameters())
         if seed is None:
             place = like.device if generator is None else generator.device
-            z = torch.randn(n, *self.latent_shape, generator=generator, dtype=like.dtype, device=place)
-            return z.to(like.device)
+            return torch.randn(n, *self.latent_shape, generator=generator, dtype=like.dtype, device=place).to(like)
         if generator is not None:
             raise TypeError("seed and generator exclude each other: give one of them")
         if start + n > 2**63:
@@ -234,43 +189,41 @@ class Flow(nn.Module, ABC):
     ) -> Decoded:
         """x with encode(x).z = z, as exact as the plan asks.
 
-        plan: "auto" (the default: the fastest for this machine and batch that stays within `max_deviation`),
-            "sequential" (exact), "uniform" (sweeps in every block), "selective" (the family's rule), a Plan,
-            or the path of one. tol and init belong to "uniform" and "selective"; without a plan they mean
-            "selective". `stats.plan` says what ran.
+        plan: "auto" (default: the fastest for this machine and batch within `max_deviation`), "sequential" (exact),
+            "uniform" (sweeps in every block), "selective" (the family's rule), a Plan, or the path of one. tol and
+            init belong to "uniform" and "selective", and mean the latter without a plan. `stats.plan` says what ran.
         max_deviation: the largest |x - exact| that "auto" may cost, as measured by the flow's convergence
             profile. Default: 0.05 for TarFlow; 1e-4 standard deviations for MAF and NSF.
         check: encode the answer and record |encode(x) - z| of each sample in stats.residual. A sample that ended EXACT
             is reported as CONVERGED, with a warning, if its residual exceeds sqrt(eps) * max(1, |z|) anywhere.
         on_failure, cache: see `jacobiflow.core.decode.decode`.
-        backend: "torch", "c" or "compile"; None is the first of "c" and "torch" that supports the flow. "compile" lets
-            torch compile the network of a TarFlow, once per number of samples and width: it pays on CUDA, or where
-            there is no C compiler and many batches follow. `stats.backend` says what ran.
+        backend: "torch", "c" or "compile"; None is the first of "c" and "torch" that supports the flow. "compile"
+            compiles the network of a TarFlow, once per number of samples and width. `stats.backend` says what ran.
         differentiable: x and log_det carry gradients to z, weights and context (first derivatives, by the implicit
             function theorem). A loose tol biases them, so that named plans then default to a tight one.
-        watch: called after every sweep with a `Sweep`, its x in the order of the data, so that
-            `from_sequence` makes a picture of it.
-        warn: give one RuntimeWarning if samples are not finite, with their number and what to do, and one per
-            setting if the given tol leaves large residuals. False is for callers that look at `stats`.
+        watch: called after every sweep with a `Sweep`, its x in the order of the data, as `from_sequence` takes it.
+        warn: give one RuntimeWarning if samples are not finite, and one per setting if the given tol leaves large
+            residuals. False is for callers that look at `stats`.
         """
         arguments.tensor("z", z, next(self.parameters()), self.latent_shape)
-        arguments.switches(check=check, cache=cache, differentiable=differentiable, warn=warn)
-        name, used = plan, tol
+        for name, value in {"check": check, "cache": cache, "differentiable": differentiable, "warn": warn}.items():
+            arguments.switch(name, value)
+        used = tol
         if differentiable and tol is None and (plan is None or (isinstance(plan, str) and plan in SWEPT)):
-            name, used = plan or "selective", GRADIENT_TOL[z.dtype]
+            plan, used = plan or "selective", GRADIENT_TOL[z.dtype]
         guide = Guidance.of(guidance)
         setting: dict[str, Any] = {"context": context, "guidance": guide, "backend": backend}
 
         def run(_: object) -> Decoded:
             self.refuse_nonfinite()
             condition = self._condition(len(z), labels, context)
-            methods = self.plan(name, tol=used, init=init, max_deviation=max_deviation, n=len(z), **setting)
+            methods = self.plan(plan, tol=used, init=init, max_deviation=max_deviation, n=len(z), **setting)
             began = time.perf_counter()
             with torch.set_grad_enabled(bool(differentiable) and torch.is_grad_enabled()), torch_single_threaded(z):
-                bound = self.bound_blocks(len(z), labels=labels, **setting)
+                blocks = self.bound_blocks(len(z), labels=labels, **setting)
                 guide.refuse_idle(labels)
                 solve = partial(decode, on_failure=on_failure, cache=cache, watch=watch)
-                seq, log_det, stats = self._decode(z, methods, bound, solve)
+                seq, log_det, stats = self._decode(z, zip(methods, blocks, strict=True), solve)
                 x = self.from_sequence(seq)
             seconds, residual = time.perf_counter() - began, None
             if check:
@@ -289,14 +242,10 @@ class Flow(nn.Module, ABC):
         return self._memo.solve(self._groups(), self._seen_finite, run)  # reads the weights once, beside its work
 
     def _decode(
-        self, z: Tensor, plan: Plan, blocks: list[Block], solve: Callable[..., Decoded]
+        self, z: Tensor, steps: Iterable[tuple[Method, Block]], solve: Callable[..., Decoded]
     ) -> tuple[Tensor, Tensor, tuple[BlockStats, ...]]:
-        seq, log_det = self.to_prior(z), z.new_zeros(len(z)) + self.data_log_det()
-        var = self.prior_var()
-        if var is not None:
-            log_det = log_det + 0.5 * var.log().sum()
-        stats = []
-        for i, (method, block) in enumerate(zip(plan, blocks, strict=True)):
+        seq, log_det, stats = self.to_prior(z), z.new_zeros(len(z)) + self._fixed_log_det(), []
+        for i, (method, block) in enumerate(steps):
             out = solve(block, seq, method, number=i)
             x, slope = out.x, out.log_det
             if torch.is_grad_enabled():
@@ -347,8 +296,7 @@ class Flow(nn.Module, ABC):
         condition, guide = self._condition(n, labels, context), guidance or Guidance()
         ks = reversed(range(len(self.blocks)))
         blocks = [bind(*self.bind(k, n, condition, guide), self.order(k), backend) for k in ks]
-        guesses = self.guesses()
-        if guesses is None:
+        if (guesses := self.guesses()) is None:
             return blocks
         pairs = zip(guesses.mean, guesses.slope, strict=True)
         return [replace(block, guess=pair) for block, pair in zip(blocks, pairs, strict=True)]
@@ -361,7 +309,7 @@ class Flow(nn.Module, ABC):
         """What was measured, if it was on the weights as they are; else None, and one warning."""
         if measured is None or measured.weights == self.fingerprint():
             return measured
-        warn_once(f"the {name} of this flow is of other weights and is not used: run tune")
+        results.warn_once(f"the {name} of this flow is of other weights and is not used: run tune")
         return None
 
     @property
@@ -372,11 +320,7 @@ class Flow(nn.Module, ABC):
         return (default, *(init for init in INITS if init not in (default, "calibrated")))
 
     def fingerprint(self) -> str:
-        """Identifies config and weights; the same for every dtype and device.
-
-        Fields of the config at their default do not count, so that a new field changes no fingerprint. The
-        noise of training does not count either: decoding does not depend on it.
-        """
+        """Identifies weights, and fields of the config that are not at their default; the same for every dtype."""
         known = self.refuse_nonfinite()
         if "fingerprint" not in known:
             tensors = {name: t.float() for name, t in self.state_dict().items()}
@@ -387,8 +331,7 @@ class Flow(nn.Module, ABC):
 
     def every_label(self, n: int) -> Tensor | None:
         """Labels [n] with all classes in turn, and no label (-1) among them; None if the flow takes none."""
-        classes = self.num_classes
-        return torch.arange(n) % (classes + 1) - 1 if classes else None
+        return torch.arange(n) % (self.num_classes + 1) - 1 if self.num_classes else None
 
     def sample(
         self,
@@ -417,12 +360,12 @@ class Flow(nn.Module, ABC):
         batch_size: samples that are decoded at a time. Default: all of them.
         progress: show a progress bar.
         """
-        arguments.switches(denoise=denoise, check=check, progress=progress)
+        for name, value in {"denoise": denoise, "check": check, "progress": progress}.items():
+            arguments.switch(name, value)
         n = arguments.as_int("n", n)
         z = self.noise(n, seed, generator=generator)
         size = max(n, 1) if batch_size is None else arguments.as_int("batch_size", batch_size, 1)
-        condition = self._condition(n, labels, context)
-        guide = Guidance.of(guidance)
+        condition, guide = self._condition(n, labels, context), Guidance.of(guidance)
         setting: dict[str, Any] = {"guidance": guide, "backend": backend}
         automatic = plan is None or (isinstance(plan, str) and plan == "auto")
         if automatic and tol is None and init is None:  # the same plan for every batch
@@ -453,15 +396,7 @@ class Flow(nn.Module, ABC):
             (grad,) = torch.autograd.grad(self.log_prob(x, labels).sum(), x)
         return x.detach() + self.noise_std**2 * grad
 
-    def plan(self, plan: str | Path | Plan | None = None, **options: Any) -> Plan:
-        """The Plan that a name, a path, a Plan or None stands for.
-
-        options: tol, init, max_deviation; for "auto" also n, how many samples are decoded at once, and their
-        context, guidance and backend.
-        """
-        return resolve_plan(self, plan, **options)
-
-    # Guards
+    plan = resolve_plan
 
     def _condition(self, n: int, labels: Labels | None, context: Tensor | None) -> Tensor | None:
         """Labels [n] or context [n, C], checked; None where the flow is used without."""
@@ -470,10 +405,8 @@ class Flow(nn.Module, ABC):
             return arguments.labels(labels, n, self.num_classes, like.device)
         if self.context_features:
             want = (n, self.context_features)
-            if not isinstance(context, Tensor) or tuple(context.shape) not in (want, want[1:]):
-                raise ValueError(f"this flow needs context of shape {list(want)}, a tensor")
-            if context.is_complex():
-                raise ValueError("context must be real numbers")
+            if not isinstance(context, Tensor) or tuple(context.shape) not in (want, want[1:]) or context.is_complex():
+                raise ValueError(f"this flow needs context of shape {list(want)}, a tensor of real numbers")
             if not bool(context.isfinite().all()):
                 raise NonfiniteError("context has non-finite values")
             return context.to(like).expand(want)
@@ -483,14 +416,13 @@ class Flow(nn.Module, ABC):
 
     def refuse_nonfinite(self) -> dict[str, str]:
         """Raise if a weight is not finite. Returns a place for what is known of the weights as they are."""
-        return self._memo.fresh_groups(self._groups(), self._seen_finite)
+        return self._memo.look(self._groups(), self._seen_finite).made  # type: ignore[no-any-return]
 
     def _groups(self) -> Iterator[Group]:
         """The tensors of each block, and the flow's own."""
         for block in self.blocks:
             yield block.memo if isinstance(block, MemoModule) else None, tensors_of(block)
-        own = (*self._parameters.values(), *self._buffers.values())
-        yield None, (t for t in own if t is not None)
+        yield None, (t for t in (*self._parameters.values(), *self._buffers.values()) if t is not None)
 
     def _seen_finite(self) -> dict[str, str]:
         for k, block in enumerate(self.blocks):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.arguments import Labels, number, set_fields, switch, word
-from jacobiflow.core.block import Cache, Start, WrappedConditioner
-from jacobiflow.core.description import TransformerNetwork, description
+from jacobiflow.core.bijectors import description
+from jacobiflow.core.block import Cache, Start, TransformerNetwork, WrappedConditioner
 from jacobiflow.kernels.compile import COMPILED, compiled
 
 IDLE = "give labels, or another temperature such as jf.Guidance(1.5, attn_temp=1.5)"
@@ -22,11 +22,9 @@ LARGEST = 1e6  # of weights and temperatures: float32 overflows long before they
 class Guidance:
     """theta + w (theta - theta_null), on a, on b or on both.
 
-    weight: w; 0 is none.
-    annealed: w grows linearly along the sequence: w t / (T - 1) for position t.
+    weight: w; 0 is none. annealed: w grows along the sequence: w t / (T - 1) for position t.
     what: which parameters are pushed: "a" (log-scale), "b" (shift) or "ab".
-    attn_temp: the uninformed branch divides its attention logits by this. An unconditional model has no
-        label to drop, so it needs a value other than 1 for guidance to do anything.
+    attn_temp: the uninformed branch divides its attention logits by this; without labels it must not be 1.
     """
 
     weight: float = 0.0
@@ -50,7 +48,7 @@ class Guidance:
         return value if isinstance(value, Guidance) else cls(value)
 
     def refuse_idle(self, labels: Labels | None, fix: str = IDLE) -> None:
-        """Raise if it changes nothing: without a weight, or because both branches are the same, at twice the cost."""
+        """Raise if it changes nothing: without a weight, or because both branches are the same."""
         if not self.weight and self != Guidance(self.weight):
             raise ValueError("guidance of weight 0 changes nothing: give a weight such as jf.Guidance(1.5, ...)")
         unlabelled = labels is None or (np.ndim(labels) == 0 and labels == -1)
@@ -60,7 +58,7 @@ class Guidance:
 
 @dataclass(frozen=True)
 class PairCache:
-    """The cache of both branches: first all informed rows, then all uninformed ones."""
+    """The cache of both branches."""
 
     both: Cache
     n: int
@@ -74,10 +72,7 @@ class PairCache:
 
 @dataclass(frozen=True)
 class Guided(WrappedConditioner):
-    """A conditioner and its uninformed branch, evaluated as one batch and blended.
-
-    inner: a conditioner of 2 n rows, the informed ones first.
-    """
+    """A conditioner of 2 n rows, the informed ones first, evaluated as one batch and blended."""
 
     n: int
     dim: int  # numbers per position
@@ -117,24 +112,16 @@ class Guided(WrappedConditioner):
         """w per parameter, for positions t [w] or [n, w]: [..., P], broadcast over rows."""
         weight = like.new_full((like.shape[-1],), self.guidance.weight)
         shifts = len(weight) - self.dim  # b begins there; a volume-preserving block has no a
-        if self.guidance.what == "a":
-            weight[shifts:] = 0
-        elif self.guidance.what == "b":
-            weight[:shifts] = 0
+        weight[:shifts] *= "a" in self.guidance.what
+        weight[shifts:] *= "b" in self.guidance.what
         if self.guidance.annealed:
             return weight * (t.to(like.dtype) / max(self.length - 1, 1))[..., None]
         return weight
 
 
 def _pairs(rows: Tensor, n: int) -> Tensor:
-    """Both branches of these rows."""
     return torch.cat((rows, rows + n))
 
 
-def _compiled(guided: Guided) -> Guided | None:
-    """Guidance over a compiled conditioner: its weight is a number, which would be part of compiled code."""
-    inner = compiled(guided.inner)
-    return None if inner is None else replace(guided, inner=inner)
-
-
-COMPILED[Guided] = _compiled
+# The inner one alone: the weight is a number, which would be part of compiled code.
+COMPILED[Guided] = lambda own: None if (inner := compiled(own.inner)) is None else replace(own, inner=inner)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from reprlib import repr as short
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -20,7 +21,7 @@ from jacobiflow.core.arguments import as_int, number, set_fields, set_ints, swit
 from jacobiflow.core.bijectors import Bijector, ExpAffine, ScaleAffine, Spline
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Init, Plan, Unit
-from jacobiflow.core.noise import Noise
+from jacobiflow.core.rows import Noise
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.flows.masked_mlp import Activation, MaskedMLP
@@ -34,8 +35,7 @@ Scale = Literal["softplus", "sigmoid", "exp"]
 class MAFConfig:
     """The shape of a MAF (transform "affine") or an NSF ("spline").
 
-    scale is how a positive scale is made: z = (softplus(u) + min_scale) x + b, the same with a sigmoid,
-    or TarFlow's z = (x - b) exp(-a). For residual see `MaskedMLP`.
+    scale: z = (softplus(u) + min_scale) x + b, the same with a sigmoid, or TarFlow's z = (x - b) exp(-a).
     """
 
     ORDERS: ClassVar[tuple[str, ...]] = ("reversed", "random", "same")
@@ -45,7 +45,7 @@ class MAFConfig:
     blocks: int = 8  # Blocks of the flow, each a masked MLP.
     hidden: tuple[int, ...] = (512, 512)  # Widths of the hidden layers.
     transform: Transform = "affine"  # affine is MAF, spline is NSF.
-    residual: bool = False  # Residual blocks of two layers, which need equal widths.
+    residual: bool = False  # Residual blocks h + W2 act(W1 act(h)), which need equal widths.
     activation: Activation = "relu"  # Of the hidden layers.
     scale: Scale = "softplus"  # How affine maps make a positive scale.
     min_scale: float = 1e-3  # Floor of softplus and sigmoid; bounds how far the inverse stretches.
@@ -73,27 +73,23 @@ class MAFConfig:
         if not 0 <= self.min_scale < 1 or not self.bound > 0:
             raise ValueError("MAFConfig.min_scale must be in [0, 1) and bound positive")
         if isinstance(self.order, str):
-            if self.order not in self.ORDERS:
-                words = ", ".join(self.ORDERS)
-                raise ValueError(f"MAFConfig.order must be {words} or orders, not {self.order!r}")
-        else:
-            try:
-                every = tuple(tuple(as_int("a feature", i) for i in order) for order in self.order)
-                object.__setattr__(self, "order", every)
-            except (TypeError, ValueError):
-                raise ValueError(f"MAFConfig.order must be a word or orders, not {self.order!r}") from None
-            if len(self.order) != self.blocks or any(
-                len(o) != self.features or sorted(o) != list(range(self.features)) for o in self.order
-            ):
-                raise ValueError("MAFConfig.order needs one permutation of all features for each block")
+            word("MAFConfig.order", self.order, self.ORDERS)
+            return
+        try:
+            orders = tuple(tuple(as_int("a feature", i) for i in order) for order in self.order)
+        except (TypeError, ValueError):
+            orders = ()
+        whole = all(len(o) == self.features and sorted(o) == list(range(self.features)) for o in orders)
+        if len(orders) != self.blocks or not whole:
+            wrong = "MAFConfig.order must be a word or orders, one permutation of all features for each block"
+            raise ValueError(f"{wrong}, not {short(self.order)}")
+        object.__setattr__(self, "order", orders)
 
     def orders(self) -> list[Tensor]:
-        """The order of features in each block."""
-        same = torch.arange(self.features)
         if not isinstance(self.order, str):
             return [torch.tensor(o) for o in self.order]
+        draw, same = torch.Generator().manual_seed(self.order_seed), torch.arange(self.features)
         if self.order == "random":
-            draw = torch.Generator().manual_seed(self.order_seed)
             return [torch.randperm(self.features, generator=draw) for _ in range(self.blocks)]
         return [same.flip(0) if k % 2 and self.order == "reversed" else same for k in range(self.blocks)]
 
@@ -103,7 +99,6 @@ class MAFConfig:
         return [first, *(width for width in others for _ in range(2 if self.residual else 1))]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of all stored tensors, without making any."""
         sizes = [self.features, *self.widths()]
         for k in range(self.blocks):
             for i, (a, b) in enumerate(pairwise(sizes)):
@@ -113,7 +108,6 @@ class MAFConfig:
             yield from linear_shapes(f"blocks.{k}.head", sizes[-1], self.features * self.bijector().params)
 
     def bijector(self) -> Bijector:
-        """The elementwise map of every block."""
         if self.transform == "spline":
             return Spline(bins=self.bins, bound=self.bound)
         return ExpAffine() if self.scale == "exp" else ScaleAffine(self.scale, self.min_scale)
@@ -135,30 +129,23 @@ class MAF(Flow):
 
     def __init__(self, config: MAFConfig) -> None:
         super().__init__(config)
+        self.data_shape = self.latent_shape = (config.features,)
+        self.context_features = config.context
         self.bijector = config.bijector()
         orders = config.orders()
         self.blocks = nn.ModuleList(map(self.network, orders))
         if isinstance(self.bijector, ScaleAffine):  # begin at scale 1
             unit = 1 - config.min_scale
             start = math.log(math.expm1(unit)) if config.scale == "softplus" else 4.0
-            with torch.no_grad():
-                for block in self.blocks:
-                    block.head.bias[:: self.bijector.params] = start  # type: ignore[union-attr, operator]
+            for block in self.blocks:
+                block.head.bias.data[:: self.bijector.params] = start  # type: ignore[union-attr, operator]
         for k, order in enumerate(orders):
             natural = bool((order == torch.arange(config.features)).all())
             self.register_buffer(f"order{k}", None if natural else order, persistent=False)
 
     def network(self, order: Tensor) -> nn.Module:
-        """The network of a block that takes the features in this order; its `bind` makes a conditioner."""
+        """The network of a block of this order; its `bind` makes a conditioner."""
         return MaskedMLP(self.config)
-
-    @property
-    def data_shape(self) -> tuple[int, ...]:
-        return (self.config.features,)
-
-    @property
-    def context_features(self) -> int:
-        return self.config.context
 
     def selective(self, tol: float, init: Init | None) -> Plan:
         """Sweeps everywhere: a masked MLP gains in every block."""
@@ -169,9 +156,6 @@ class MAF(Flow):
 
     def from_sequence(self, x: Tensor) -> Tensor:
         return x.squeeze(-1)
-
-    def order(self, k: int) -> Tensor | None:
-        return self._buffers[f"order{k}"]
 
     def bind(self, k: int, n: int, condition: Tensor | None, guidance: Guidance) -> tuple[Conditioner, Bijector]:
         if guidance.weight:

@@ -1,9 +1,7 @@
 """Masked MLPs as conditioners, and the unit cache that makes their windows cheap.
 
-Every hidden unit has a degree d and sees positions 0 .. d - 1 only; parameters of position t see
-units of degree t or less. Units are sorted by degree, so all weights are block triangular: a window
-recomputes the rows between two degrees from the columns below one, and what lies below the window is
-never touched again. Width 1 then costs one (triangular) forward pass in all.
+Units are sorted by degree (see `MaskedNetwork`), so all weights are block triangular: a window computes the units
+between two degrees and never those below again. Width 1 then costs one (triangular) forward pass in all.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.core.block import Cache, Start, take
-from jacobiflow.core.description import BoundNetwork, MaskedNetwork, Stage
+from jacobiflow.core.block import BoundNetwork, Cache, MaskedNetwork, Stage, Start, take
 from jacobiflow.flows.weights import MemoModule
 
 if TYPE_CHECKING:
@@ -26,18 +23,6 @@ if TYPE_CHECKING:
 
 Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: getattr(F, name) for name in get_args(Activation)}
-
-
-def unit_degrees(units: int, length: int, *, context: bool) -> Tensor:
-    """Degrees of a hidden layer, sorted and evenly spread.
-
-    Degree 0 sees no position: it is of use only to carry context, or where there is one position.
-
-    >>> unit_degrees(6, 4, context=False).tolist()
-    [1, 1, 2, 2, 3, 3]
-    """
-    low = 0 if context or length == 1 else 1
-    return low + torch.arange(units) * (length - low) // units
 
 
 @dataclass
@@ -58,17 +43,13 @@ class UnitCache:
 
 @dataclass(frozen=True)
 class MaskedConditioner:
-    """A masked network whose hidden units are cached.
-
-    network: as plain data. terms: what context adds to each of its stages, [units, n or 1].
-    forward: theta [n, T, P] of x [n, T] and context [n, C], differentiable; weights: what it reads now.
-    """
+    """A masked network whose hidden units are cached."""
 
     network: MaskedNetwork
-    forward: Callable[[Tensor, Tensor | None], Tensor]
-    weights: Callable[[], Iterable[Tensor]]
-    context: Tensor | None = None
-    terms: Mapping[int, Tensor] = field(default_factory=dict)
+    forward: Callable[[Tensor, Tensor | None], Tensor]  # theta [n, T, P] of x [n, T] and context, differentiable
+    weights: Callable[[], Iterable[Tensor]]  # what `forward` reads now
+    context: Tensor | None = None  # [n, C]
+    terms: Mapping[int, Tensor] = field(default_factory=dict)  # what context adds to each stage, [units, n or 1]
 
     @property
     def length(self) -> int:
@@ -99,11 +80,8 @@ class MaskedConditioner:
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         assert isinstance(cache, UnitCache)
-        if isinstance(start, int):
-            self._update(cache, x, start - 1, start + width - 1, start, width)
-            return self._theta(cache, start, start + width)
         # One rectangle for all rows, from the lowest position to the highest: then each takes its own window.
-        low, high = torch.stack(start.aminmax()).tolist()
+        low, high = (start, start) if isinstance(start, int) else torch.stack(start.aminmax()).tolist()
         high = min(high + width, self.length)
         self._update(cache, x, low - 1, high - 1, start, width)
         return take(self._theta(cache, low, high), start - low, width)
@@ -112,10 +90,7 @@ class MaskedConditioner:
         return self.forward(x[..., 0], self.context)
 
     def _update(self, cache: UnitCache, x: Tensor, lo: int, hi: int, start: Start, width: int) -> None:
-        """Evaluate the units of degree lo + 1 .. hi: they see a position of lo .. hi - 1 and none beyond.
-
-        Each row keeps only those of its own window, which reads inputs start_i - 1 .. start_i + width - 2.
-        """
+        """Evaluate the units of degree lo + 1 .. hi, and keep those of each row's own window."""
         net, nodes, active = self.network, cache.nodes, cache.active
         ends = [range(self.length + 1), *(stage.ends for stage in net.stages)]  # of each node
         _keep([(nodes[0], x[:, lo:hi, 0].T)], slice(lo, hi), ends[0], start, width)
@@ -143,10 +118,7 @@ class MaskedConditioner:
 
 
 def _keep(pairs: Sequence[tuple[Tensor, Tensor]], units: slice, ends: Sequence[int], start: Start, width: int) -> None:
-    """Write units [units, n] of a node, where they belong to the row's own window.
-
-    pairs: where to, and the new units. ends[d]: how many units of the node have degree <= d.
-    """
+    """Write new units [units, n] of a node where they are of the row's own window. pairs: where to, and what."""
     if isinstance(start, int):
         for kept, new in pairs:
             kept[units] = new
@@ -160,18 +132,16 @@ def _keep(pairs: Sequence[tuple[Tensor, Tensor]], units: slice, ends: Sequence[i
 
 
 class MaskedMLP(MemoModule):
-    """Parameters [n, T, P] of T positions, those of position t a function of x_{<t} and context.
-
-    It has plain layers; with `residual`, a first layer and then residual blocks h + W2 act(W1 act(h)).
-    """
+    """theta [n, T, P], that of position t a function of x_{<t} and context; plain layers or residual blocks."""
 
     def __init__(self, config: MAFConfig) -> None:
         super().__init__()
         length, params, widths = config.features, config.bijector().params, config.widths()
         self.length, self.params, self.residual = length, params, config.residual
         self.activation = ACTIVATIONS[config.activation]
-        self.degrees = [torch.arange(1, length + 1)]
-        self.degrees += [unit_degrees(w, length, context=config.context > 0) for w in widths]
+        low = 0 if config.context or length == 1 else 1  # units of degree 0 see no position: they carry context
+        evenly = (low + torch.arange(width) * (length - low) // width for width in widths)
+        self.degrees = [torch.arange(1, length + 1), *evenly]
         self.linears = nn.ModuleList(nn.Linear(len(a), len(b)) for a, b in pairwise(self.degrees))
         self.context = nn.Linear(config.context, widths[0], bias=False) if config.context else None
         self.head = nn.Linear(widths[-1], length * params)
@@ -189,21 +159,17 @@ class MaskedMLP(MemoModule):
 
     def forward(self, x: Tensor, context: Tensor | None) -> Tensor:
         """theta [n, T, P] from x [n, T], all positions at once."""
-        h = F.linear(x, self.masked(0), self.linears[0].bias)  # type: ignore[arg-type]
-        if self.context is not None:
-            h = h + self.context(context)
-        step = 2 if self.residual else 1
-        for i in range(1, len(self.linears), step):
-            out = h
-            for j in range(i, i + step):
-                out = F.linear(self.activation(out), self.masked(j), self.linears[j].bias)  # type: ignore[arg-type]
-            h = h + out if self.residual else out
-        theta = F.linear(self.activation(h), self.head.weight * self.head_mask, self.head.bias)  # type: ignore[operator]
+        nodes = [x]
+        for i, linear in enumerate(self.linears):
+            out = F.linear(self.activation(nodes[i]) if i else x, self.masked(i), linear.bias)  # type: ignore[arg-type]
+            if i == 0 and self.context is not None:
+                out = out + self.context(context)
+            elif i and i % 2 == 0 and self.residual:
+                out = out + nodes[i - 1]
+            nodes.append(out)
+        h = self.activation(nodes[-1])
+        theta = F.linear(h, self.head.weight * self.head_mask, self.head.bias)  # type: ignore[operator]
         return theta.view(*theta.shape[:-1], self.length, self.params)
-
-    def pack(self) -> MaskedNetwork:
-        """The network for decoding; made again only when a weight has changed."""
-        return self.reuse(self._pack)
 
     def _pack(self) -> MaskedNetwork:
         every = torch.arange(self.length + 1, device=self.degrees[0].device)
@@ -217,9 +183,6 @@ class MaskedMLP(MemoModule):
         return MaskedNetwork(self.length, tuple(stages), head, self.head.bias[:, None].clone(), self.activation)
 
     def bind(self, context: Tensor | None) -> MaskedConditioner:
-        """The conditioner for these rows of context [n, C]."""
-        terms = {}
-        if context is not None and self.context is not None:
-            with torch.no_grad():
-                terms[0] = self.context(context).T.contiguous()
-        return MaskedConditioner(self.pack(), self, self.parameters, context, terms)
+        with torch.no_grad():
+            terms = {} if self.context is None else {0: self.context(context).T.contiguous()}
+        return MaskedConditioner(self.reuse(self._pack), self, self.parameters, context, terms)

@@ -1,13 +1,13 @@
-"""The convergence profile of a flow: sweeps and deviation per block, width and tolerance.
+"""The convergence profile of some weights: sweeps and deviation per block, width and tolerance.
 
-The profile belongs to the weights, not to the machine. Each cell solves one block approximately and all
-others exactly, and measures the deviation where users see it: at the samples x.
+Each cell solves one block approximately, the others exactly, and measures the deviation at the samples x.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,17 +28,14 @@ if TYPE_CHECKING:
     from jacobiflow.flows.flow import Flow
 
 FILE = "profile.json"
-FORMAT = "jacobiflow-profile"
-VERSION = 1
-NOISES = 64
-FEWEST_NOISES = 8
+FORMAT = {"format": "jacobiflow-profile", "version": 1}
+NOISES, FEWEST_NOISES = 64, 8
 PROBE_NOISES = 2  # on which the time is estimated
 SEED = 2**31 - 1  # of the noise that profiles are measured on
 WIDTHS = (None, 64, 32, 16, 8)
 WHOLE_TOLS = (10.0, 2.0, 0.4, 0.1)  # in units of the family's default deviation
 WINDOW_TOLS = (1.0, 0.2, 0.02, 0.002)  # windows deviate more at equal tol
 FINEST = 0.002  # a deviation, in the same unit, below which a tighter tolerance is not measured
-
 SEQUENTIAL = Method(width=1)
 SETTINGS = ("width", "tol", "init", "unit", "precision")  # of a method, in a cell
 
@@ -73,9 +70,9 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The entries of one set of weights, which `weights` is the fingerprint of."""
+    """The entries of one set of weights."""
 
-    weights: str
+    weights: str  # their fingerprint
     entries: tuple[Entry, ...]
 
     def entry(self, guidance: Guidance) -> Entry | None:
@@ -86,14 +83,12 @@ class Profile:
     def from_json(cls, text: str) -> Profile:
         """What `save` wrote; RecordError for any other text."""
         doc = parse_json(text)
-        if not isinstance(doc, dict) or (doc.pop("format", 0), doc.pop("version", 0)) != (FORMAT, VERSION):
-            raise RecordError(f"a profile is a JSON object of format {FORMAT}, version {VERSION}")
+        if not isinstance(doc, dict) or {key: doc.pop(key, None) for key in FORMAT} != FORMAT:
+            raise RecordError(f"a profile is a JSON object with {FORMAT}")
         return build(cls, doc, "profile")
 
     def save(self, folder: Path) -> None:
-        """Write `profile.json` into a checkpoint folder."""
-        doc = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        write_text(folder / FILE, json.dumps(doc) + "\n")
+        write_text(folder / FILE, json.dumps(FORMAT | asdict(self)) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Profile | None:
@@ -119,11 +114,10 @@ def measure_profile(
     context: rows that are taken in turn. seconds: about how long it may take; fewer noises come first, then
     fewer cells; None if they are not enough for the least of it. `left_out` says what was not measured.
     """
-    guide, blocks = guidance or Guidance(), len(flow.blocks)
-    ladders = list(_methods(flow))
-    began = perf_counter()
-    study = _Study(flow, guide, context, min(noises, PROBE_NOISES))
-    per_noise = (perf_counter() - began) / study.noises * (blocks + 1) / 2  # of a cell in every block
+    guide, blocks, ladders = guidance or Guidance(), len(flow.blocks), list(_methods(flow))
+    began, probes = perf_counter(), min(noises, PROBE_NOISES)
+    _Study(flow, guide, context, probes)
+    per_noise = (perf_counter() - began) / probes * (blocks + 1) / 2  # of a cell in every block
     if per_noise * FEWEST_NOISES > seconds:
         return None
     enough = seconds / max(per_noise * sum(map(len, ladders)), 1e-9)
@@ -131,9 +125,9 @@ def measure_profile(
     study = _Study(flow, guide, context, count)
     began, found, skipped = perf_counter(), list[tuple[Cell, ...]](), 0
     for i in range(blocks):
-        progress(f"block {i + 1} of {blocks}")
+        progress(f"profile, block {i + 1} of {blocks}")
         cells, missing = study.block(i, ladders, deadline=began + seconds * (i + 1) / blocks)
-        found.append(tuple(cells))
+        found.append(cells)
         skipped += missing
     notes = [f"{noises - count} of {noises} noises"] * (count < noises) + [f"{skipped} cells"] * bool(skipped)
     entry = Entry(guidance=guide, noises=count, blocks=tuple(found), left_out=", ".join(notes))
@@ -145,11 +139,11 @@ def measure_profile(
 
 def _methods(flow: Flow) -> Iterator[list[Method]]:
     """Ladders of methods, the loosest tolerance of each width first."""
-    calibrated, default = flow.guesses() is not None, flow.default_deviation
+    calibrated = flow.guesses() is not None
     mixed = [Method(precision="mixed")] * (flow.default_unit == "absolute")
     for base in (*(Method(width=w) for w in WIDTHS), *mixed):
         if base.width is None or base.width < flow.sequence_shape[0]:
-            tols = [float(f"{t * default:.3g}") for t in (WINDOW_TOLS if base.width else WHOLE_TOLS)]
+            tols = [float(f"{t * flow.default_deviation:.3g}") for t in (WINDOW_TOLS if base.width else WHOLE_TOLS)]
             yield [replace(base, tol=t).resolved(flow.default_unit, calibrated=calibrated) for t in tols]
 
 
@@ -157,8 +151,7 @@ class _Study:
     """Exact answers of some noises, and methods measured against them."""
 
     def __init__(self, flow: Flow, guidance: Guidance, context: Tensor | None, noises: int) -> None:
-        labels, context = flow.every_label(noises), in_turn(context, noises)
-        self.flow, self.noises = flow, noises
+        labels, context, self.flow = flow.every_label(noises), in_turn(context, noises), flow
         self.stack = flow.bound_blocks(noises, labels=labels, context=context, guidance=guidance)
         self.inputs = [flow.to_prior(flow.noise(noises, SEED))]
         for block in self.stack:
@@ -166,7 +159,7 @@ class _Study:
         self.exact = flow.from_sequence(self.inputs[-1])
         self.unit = deviation_unit(flow, self.exact)
 
-    def block(self, i: int, ladders: list[list[Method]], deadline: float) -> tuple[list[Cell], int]:
+    def block(self, i: int, ladders: list[list[Method]], deadline: float) -> tuple[tuple[Cell, ...], int]:
         """The cells of block i, and how many were left out because the deadline had passed."""
         cells: list[Cell] = []
         for k, ladder in enumerate(ladders):
@@ -174,23 +167,21 @@ class _Study:
                 continue
             for j, method in enumerate(ladder):
                 if cells and perf_counter() > deadline:
-                    return cells, sum(map(len, ladders[k:])) - j
+                    return tuple(cells), sum(map(len, ladders[k:])) - j
                 cells.append(self.cell(i, method))
                 if cells[-1].deviation <= FINEST * self.flow.default_deviation:
                     break
-        return cells, 0
+        return tuple(cells), 0
 
     def cell(self, i: int, method: Method) -> Cell:
         """Block i by `method`, all later ones exactly."""
         out = decode(self.stack[i], self.inputs[i], method)
-        later = self.stack[i + 1 :]
-        seq = solve(later, out.x, [SEQUENTIAL] * len(later))
-        found = deviation(self.flow.from_sequence(seq), self.exact, self.unit)
-        stats = out.stats.blocks[0]
+        stats, later = out.stats.blocks[0], self.stack[i + 1 :]
+        x = self.flow.from_sequence(solve(later, out.x, [SEQUENTIAL] * len(later)))
         return Cell(
             **{name: getattr(method, name) for name in SETTINGS},
             sweeps=tuple(sorted(stats.sweeps.tolist())),
-            deviation=min(found, torch.finfo(torch.float64).max),
+            deviation=min(deviation(x, self.exact, self.unit), sys.float_info.max),
             guess_sweeps=tuple(sorted(stats.guess_sweeps.tolist())) if method.precision == "mixed" else (),
         )
 
@@ -200,7 +191,7 @@ def deviation_unit(flow: Flow, exact: Tensor) -> Tensor | float:
     if flow.default_unit == "absolute":
         return 1.0
     finite = exact[exact.isfinite().flatten(1).all(1)]
-    spread = finite.std(0) if len(finite) > 1 else torch.ones_like(exact[:1].sum(0))
+    spread = finite.std(0) if len(finite) > 1 else exact.new_ones(exact.shape[1:])
     return torch.where(spread > 0, spread, 1.0)
 
 
@@ -218,6 +209,6 @@ def solve(stack: Iterable[Block], seq: Tensor, methods: Iterable[Method]) -> Ten
 
 
 def in_turn(values: Any, rows: int) -> Any:
-    """Rows of labels [k] or context [k, C] in turn; a single label or context stays as it is."""
+    """Rows of labels [k] or context [k, C] in turn; a single one stays as it is."""
     many = isinstance(values, Tensor) and values.ndim == 1 + values.is_floating_point() and len(values)
     return values[torch.arange(rows, device=values.device) % len(values)] if many else values

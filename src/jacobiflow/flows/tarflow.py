@@ -17,7 +17,7 @@ from jacobiflow.core.arguments import number, set_fields, set_ints, switch
 from jacobiflow.core.bijectors import Bijector, ExpAffine, Shift
 from jacobiflow.core.block import Conditioner
 from jacobiflow.core.method import Unit
-from jacobiflow.core.noise import Noise
+from jacobiflow.core.rows import Noise
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance, Guided
 from jacobiflow.flows.transformer import EXPANSION, CausalTransformer, TransformerConditioner
@@ -29,7 +29,6 @@ class TarFlowConfig:
     """The shape of a TarFlow and the noise that it was trained with.
 
     The sequence has (image_size / patch_size)^2 positions of image_channels * patch_size^2 numbers.
-    noise_std is the noise that `denoise` removes; 0 means that training dequantised instead.
     """
 
     image_size: int  # Height and width of the images, in pixels.
@@ -41,7 +40,7 @@ class TarFlowConfig:
     head_dim: int = 64  # Width of one attention head.
     num_classes: int = 0  # Classes of the labels; 0: the model takes none.
     volume_preserving: bool = False  # Blocks shift only, without scales.
-    noise_std: float = 0.0  # Of the gaussian noise of training, on images in [-1, 1].
+    noise_std: float = 0.0  # Of the gaussian noise of training, on images in [-1, 1]; `denoise` removes it.
     # Noise of the training data; training records it. None: unknown.
     noise: Noise | None = field(default=None, repr=False, compare=False)
     # Names of the classes; empty: those of the data.
@@ -52,12 +51,9 @@ class TarFlowConfig:
         set_ints(self, "TarFlowConfig", blocks=1, layers_per_block=1, num_classes=0)
         set_fields(self, "TarFlowConfig", number, "noise_std")
         set_fields(self, "TarFlowConfig", switch, "volume_preserving")
-        if self.image_size % self.patch_size:
-            raise ValueError(
-                f"TarFlowConfig.patch_size {self.patch_size} does not divide image_size {self.image_size}"
-            )
-        if self.width % self.head_dim:
-            raise ValueError(f"TarFlowConfig.width {self.width} is no multiple of head_dim {self.head_dim}")
+        for part, whole in (("patch_size", "image_size"), ("head_dim", "width")):
+            if (all_of := getattr(self, whole)) % (one := getattr(self, part)):
+                raise ValueError(f"TarFlowConfig.{part} {one} does not divide {whole} {all_of}")
         if self.noise_std < 0:
             raise ValueError(f"TarFlowConfig.noise_std must be finite and not negative, not {self.noise_std}")
         given: Any = self.class_names
@@ -70,17 +66,15 @@ class TarFlowConfig:
 
     @property
     def length(self) -> int:
-        """Positions of a sequence."""
         return (self.image_size // self.patch_size) ** 2
 
     @property
     def dim(self) -> int:
-        """Numbers per position."""
         return self.image_channels * self.patch_size**2
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all stored tensors, without making any."""
-        w, d, out = self.width, self.dim, self.dim * (1 if self.volume_preserving else 2)
+        w, d = self.width, self.dim
         yield "var", (self.length, d)
         for k in range(self.blocks):
             yield f"blocks.{k}.pos_embed", (self.length, w)
@@ -88,14 +82,12 @@ class TarFlowConfig:
                 yield f"blocks.{k}.class_embed", (self.num_classes, w)
             yield from linear_shapes(f"blocks.{k}.proj_in", d, w)
             for i in range(self.layers_per_block):
-                layer = f"blocks.{k}.net.layers.{i}"
-                yield from linear_shapes(f"{layer}.qkv", w, 3 * w)
-                yield from linear_shapes(f"{layer}.proj", w, w)
-                yield from linear_shapes(f"{layer}.up", w, EXPANSION * w)
-                yield from linear_shapes(f"{layer}.down", EXPANSION * w, w)
+                layer, hidden = f"blocks.{k}.net.layers.{i}", EXPANSION * w
+                for name, a, b in (("qkv", w, 3 * w), ("proj", w, w), ("up", w, hidden), ("down", hidden, w)):
+                    yield from linear_shapes(f"{layer}.{name}", a, b)
                 for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
                     yield f"{layer}.{name}", (w,)
-            yield from linear_shapes(f"blocks.{k}.proj_out", w, out)
+            yield from linear_shapes(f"blocks.{k}.proj_out", w, d if self.volume_preserving else 2 * d)
 
 
 class PatchBlock(MemoModule):
@@ -109,9 +101,8 @@ class PatchBlock(MemoModule):
         self.class_embed: Tensor | None = None
         if config.num_classes:
             self.class_embed = nn.Parameter(torch.randn(config.num_classes, config.width) * 0.3)
-        self.net = CausalTransformer(
-            length=config.length, width=config.width, depth=config.layers_per_block, head_dim=config.head_dim
-        )
+        shape = {"length": config.length, "width": config.width, "head_dim": config.head_dim}
+        self.net = CausalTransformer(depth=config.layers_per_block, **shape)
         self.proj_out = nn.Linear(config.width, config.dim * self.bijector.params)
         nn.init.zeros_(self.proj_out.weight)
         nn.init.zeros_(self.proj_out.bias)
@@ -121,12 +112,11 @@ class PatchBlock(MemoModule):
         if self.class_embed is None:
             return None
         null = self.class_embed.mean(0, keepdim=True)
-        if labels is None:
-            return null[:, None]
-        return torch.where(labels[:, None] < 0, null, self.class_embed[labels.clamp_min(0)])[:, None]
+        if labels is not None:
+            null = torch.where(labels[:, None] < 0, null, self.class_embed[labels.clamp_min(0)])
+        return null[:, None]
 
     def bind(self, labels: Tensor | None, n: int, guidance: Guidance) -> Conditioner:
-        """The conditioner for n rows with these labels [n]."""
         informed = self.condition(labels)
         if not guidance.weight:
             return TransformerConditioner(self, informed)
@@ -157,51 +147,26 @@ class TarFlow(Flow):
 
     def __init__(self, config: TarFlowConfig) -> None:
         super().__init__(config)
+        self.data_shape = (config.image_channels, config.image_size, config.image_size)
+        self.latent_shape = (config.length, config.dim)
+        self.num_classes, self.class_names = config.num_classes, config.class_names
+        self.noise_std = config.noise_std
         self.blocks = nn.ModuleList(PatchBlock(config) for _ in range(config.blocks))
         self.register_buffer("var", torch.ones(config.length, config.dim))
-        self.register_buffer("backwards", torch.arange(config.length).flip(0), persistent=False)
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        return (self.config.length, self.config.dim)
-
-    @property
-    def data_shape(self) -> tuple[int, ...]:
-        c = self.config
-        return (c.image_channels, c.image_size, c.image_size)
-
-    @property
-    def num_classes(self) -> int:
-        return self.config.num_classes
-
-    @property
-    def noise_std(self) -> float:
-        return self.config.noise_std
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.config.class_names
+        for k in range(config.blocks):
+            self.register_buffer(f"order{k}", torch.arange(config.length).flip(0) if k % 2 else None, persistent=False)
 
     def to_sequence(self, x: Tensor) -> Tensor:
         """Patches row by row; inside a patch channel, row, column."""
-        c, p = self.config, self.config.patch_size
-        g = c.image_size // p
+        c, p, g = self.config, self.config.patch_size, self.config.image_size // self.config.patch_size
         x = x.reshape(len(x), c.image_channels, g, p, g, p).permute(0, 2, 4, 1, 3, 5)
         return x.reshape(len(x), c.length, c.dim)
 
     def from_sequence(self, x: Tensor) -> Tensor:
-        c, p = self.config, self.config.patch_size
-        g = c.image_size // p
+        c, p, g = self.config, self.config.patch_size, self.config.image_size // self.config.patch_size
         x = x.reshape(len(x), g, g, c.image_channels, p, p).permute(0, 3, 1, 4, 2, 5)
-        return x.reshape(len(x), c.image_channels, c.image_size, c.image_size)
-
-    def order(self, k: int) -> Tensor | None:
-        return self.backwards if k % 2 else None  # type: ignore[return-value]
+        return x.reshape(len(x), *self.data_shape)
 
     def bind(self, k: int, n: int, condition: Tensor | None, guidance: Guidance) -> tuple[Conditioner, Bijector]:
-        block = self.blocks[k]
-        assert isinstance(block, PatchBlock)
+        block: Any = self.blocks[k]
         return block.bind(condition, n, guidance), block.bijector
-
-    def prior_var(self) -> Tensor:
-        return self.var  # type: ignore[return-value]

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.core.block import Cache, Start, take
-from jacobiflow.core.description import Affine, TransformerLayer, TransformerNetwork
+from jacobiflow.core.block import Affine, Cache, Start, TransformerLayer, TransformerNetwork, take
 from jacobiflow.kernels.compile import COMPILED, StaticConditioner
 
 EXPANSION = 4  # hidden units of the MLP per unit of width
@@ -67,8 +66,8 @@ class KVCache:
         return KVCache(self.k[:, rows], self.v[:, rows])
 
     def zero_nonfinite(self) -> None:
-        for t in (self.k, self.v):
-            t.nan_to_num_(0, 0, 0)
+        self.k.nan_to_num_(0, 0, 0)
+        self.v.nan_to_num_(0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -76,18 +75,12 @@ class TransformerConditioner:
     """theta_t from the transformer's output at input t - 1; that of position 0 is zero: the identity.
 
     A subclass with another position embedding overrides `place`.
-
-    weights: a module with proj_in, pos_embed (or None), net (a `CausalTransformer`), proj_out and
-        reuse(make), which keeps what a backend makes of its parameters until they change.
-    condition: [n or 1, 1, width], added to the inputs; None: nothing.
-    temperature: [n or 1], attention logits are divided by it; None: 1.
-    skip: how many of the nearest inputs, its own the first, a position does not attend to; for analysis.
     """
 
-    weights: Any
-    condition: Tensor | None = None
-    temperature: Tensor | None = None
-    skip: int = 0
+    weights: Any  # a `MemoModule` with proj_in, pos_embed (or None), net (a `CausalTransformer`) and proj_out
+    condition: Tensor | None = None  # [n or 1, 1, width], added to the inputs
+    temperature: Tensor | None = None  # [n or 1], attention logits are divided by it
+    skip: int = 0  # how many of the nearest inputs, its own the first, a position does not attend to; for analysis
 
     @property
     def length(self) -> int:
@@ -113,10 +106,7 @@ class TransformerConditioner:
         return out.weight.new_zeros(n, 1, out.out_features)  # type: ignore[no-any-return]
 
     def place(self, q: Tensor, k: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys [n, heads, s, head_dim] of inputs [s] or [n, s], which count from 0.
-
-        The cache holds the keys that it returns.
-        """
+        """Queries, and keys as the cache holds them, [n, heads, s, head_dim] of inputs [s] or [n, s], from 0."""
         return q, k
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
@@ -130,22 +120,17 @@ class TransformerConditioner:
         return torch.cat((first, self._outputs(x, 1, rest, self._in_order(1, rest, None))), 1) if rest else first
 
     def describe(self) -> TransformerNetwork | None:
-        """The network as plain data; None if any part of it is not exactly what this file defines.
-
-        A subclass may compute anything else, and so may a hook: neither is looked into.
-        """
+        """The network as plain data; None if any part of it is not exactly what this file defines."""
         w, net = self.weights, self.weights.net
-        if (
-            self.skip
-            or not (_plain(net, CausalTransformer) and _is_linear(w.proj_in) and _is_linear(w.proj_out))
-            or not (len(net.layers) and all(_is_layer(m, net.width, net.head_dim) for m in net.layers))
-            or w.pos_embed is None
-            or w.pos_embed.shape != (net.length, net.width)
-        ):
+        if self.skip or w.pos_embed is None or w.pos_embed.shape != (net.length, net.width) or not _standard(w):
             return None
-        parts = ((m.norm1, m.qkv, m.proj, m.norm2, m.up, m.down) for m in net.layers)
-        layers = tuple(TransformerLayer(*map(_pair, own)) for own in parts)
-        shared = _pair(w.proj_in), w.pos_embed, layers, _pair(w.proj_out), net.head_dim, w.reuse
+
+        def pair(m: Any) -> Affine:
+            return Affine(m.weight, m.bias)
+
+        names = TransformerLayer._fields
+        layers = tuple(TransformerLayer(*(pair(getattr(m, name)) for name in names)) for m in net.layers)
+        shared = pair(w.proj_in), w.pos_embed, layers, pair(w.proj_out), net.head_dim, w.reuse
         return TransformerNetwork(*shared, self.condition, self.temperature)
 
     def _outputs(self, x: Tensor, start: Start, width: int, attend: Attend) -> Tensor:
@@ -160,8 +145,9 @@ class TransformerConditioner:
     def _in_order(self, start: int, width: int, cache: KVCache | None) -> Attend:
         """Attention of one window for all rows; without a cache it is the first window."""
         first, end, device = start - 1, start + width - 1, self.weights.proj_in.weight.device
-        mask = self._causal(first, end, device) if self.skip or (first and width > 1) else None
-        inputs = torch.arange(first, end, device=device)
+        inputs, mask = torch.arange(first, end, device=device), None
+        if self.skip or (first and width > 1):
+            mask = torch.ones(width, end, dtype=torch.bool, device=device).tril_(first - self.skip)
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k = self.place(q, k, inputs)
@@ -186,10 +172,6 @@ class TransformerConditioner:
 
         return attend
 
-    def _causal(self, first: int, end: int, device: torch.device) -> Tensor:
-        """Which of the inputs 0 .. end - 1 each of first .. end - 1 attends to."""
-        return torch.ones(end - first, end, dtype=torch.bool, device=device).tril_(first - self.skip)
-
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
         if self.temperature is not None:
             q = q / self.temperature.view(-1, 1, 1, 1)
@@ -200,11 +182,7 @@ class TransformerConditioner:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of q, k, v [n, heads, T, head_dim], for training on a CPU.
-
-    There, forward and backward take 0.8 of the time of torch's fused kernel in float32 and half of it in
-    bfloat16 (`make bench ARGS=training`).
-    """
+    """Causal attention of q, k, v [n, heads, T, head_dim]; torch's fused kernel trains more slowly on a CPU."""
     n, heads, length, dim = q.shape
     q, k, v = (t.reshape(n * heads, length, dim) for t in (q, k, v))
     found, like = [], q.new_full((QUERIES, length), -torch.inf)
@@ -216,31 +194,22 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(found, 1).view(n, heads, length, dim)
 
 
-def _plain(module: Any, kind: type[nn.Module]) -> bool:
-    """Whether calling the module is calling `kind.forward`: no subclass, no forward of its own, no hook."""
+def _plain(module: Any, kind: type[nn.Module], **settings: Any) -> bool:
+    """Whether a call is `kind.forward` with these settings: no subclass, no forward of its own, no hook."""
     own = type(module) is kind and "forward" not in vars(module)
-    return own and not (module._forward_hooks or module._forward_pre_hooks)
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    return own and not hooked and all(getattr(module, name) == value for name, value in settings.items())
 
 
-def _is_linear(m: Any) -> bool:
-    return _plain(m, nn.Linear) and m.bias is not None
-
-
-def _is_norm(m: Any, width: int) -> bool:
-    return _plain(m, nn.LayerNorm) and (m.eps, m.normalized_shape) == (EPS, (width,)) and m.bias is not None
-
-
-def _is_layer(m: Any, width: int, head_dim: int) -> bool:
-    return (
-        _plain(m, Layer)
-        and (m.heads, m.head_dim) == (width // head_dim, head_dim)
-        and all(map(_is_linear, (m.qkv, m.proj, m.up, m.down)))
-        and all(_is_norm(norm, width) for norm in (m.norm1, m.norm2))
-    )
-
-
-def _pair(m: Any) -> Affine:
-    return Affine(m.weight, m.bias)
+def _standard(w: Any) -> bool:
+    """Whether every part of these weights is plain, with the usual settings."""
+    net, heads = w.net, {"heads": w.net.width // w.net.head_dim, "head_dim": w.net.head_dim}
+    if not (_plain(net, CausalTransformer) and len(net.layers) and all(_plain(m, Layer, **heads) for m in net.layers)):
+        return False
+    linears = [w.proj_in, w.proj_out, *(linear for m in net.layers for linear in (m.qkv, m.proj, m.up, m.down))]
+    norms = [norm for m in net.layers for norm in (m.norm1, m.norm2)]
+    known = all(_plain(m, nn.LayerNorm, eps=EPS, normalized_shape=(net.width,)) for m in norms)
+    return known and all(_plain(m, nn.Linear) for m in linears) and all(m.bias is not None for m in linears + norms)
 
 
 # Each number of skipped inputs would be compiled again.

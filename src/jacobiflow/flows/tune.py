@@ -8,23 +8,23 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from jacobiflow.core import arguments
-from jacobiflow.core.arguments import Labels
 from jacobiflow.core.block import Block
 from jacobiflow.core.hardware import processor_name
 from jacobiflow.core.method import Init, Plan
 from jacobiflow.core.records import as_json
-from jacobiflow.flows.auto_plan import MARGIN, Choice, choices, deviation_bound, entry_of, keep, pick
 from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.compare import agree
 from jacobiflow.flows.cost_model import Clock
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
+from jacobiflow.flows.plans import MARGIN, Choice, choices, deviation_bound, entry_of, keep, pick
 from jacobiflow.flows.profile import deviation, deviation_unit, in_turn, measure_profile, solve
 from jacobiflow.kernels.threads import torch_single_threaded
 
@@ -46,13 +46,12 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """The median of its runs."""
         return statistics.median(self.times) if self.times else math.nan
 
     def about(self, exact: Trial) -> Any:
         """As plain data; exact: sequential decoding, beside which it was timed."""
-        doc = {"methods": [asdict(m) for m in self.plan], "stable": agree(exact.times, self.times)}
-        return as_json(doc | {"predicted": self.predicted, "seconds": self.seconds, "deviation": self.deviation})
+        numbers = {name: getattr(self, name) for name in ("predicted", "seconds", "deviation")}
+        return as_json({"methods": [asdict(m) for m in self.plan], "stable": agree(exact.times, self.times)} | numbers)
 
 
 @torch.no_grad()
@@ -61,7 +60,7 @@ def tune(
     batch_size: int = 16,
     max_deviation: float | None = None,
     *,
-    labels: Labels | None = None,
+    labels: arguments.Labels | None = None,
     context: Tensor | None = None,
     guidance: float | Guidance = 0.0,
     clock: Clock | None = None,
@@ -69,11 +68,11 @@ def tune(
 ) -> Plan:
     """The fastest plan for `batch_size` samples at once, timed on this machine.
 
-    Where the flow has no first guesses or no convergence profile, they are measured and given to it, so that
-    plan="auto" uses them from now on. Then the plans that the cost model predicts to be fastest race named
-    plans on fresh noise. A plan takes part if its samples stay within `max_deviation` of sequential decoding
-    (default: 0.05 for TarFlow; 1e-4 standard deviations for MAF and NSF), with a margin of a fifth. The bound
-    is measured; it is not guaranteed for every sample to come. `about` says what was tried.
+    First guesses and convergence profile are measured where the flow has none, and plan="auto" uses them from now
+    on. Then the plans that the cost model predicts to be fastest race named plans on fresh noise. A plan takes part
+    if its samples stay within `max_deviation` of sequential decoding (default: 0.05 for TarFlow; 1e-4 standard
+    deviations for MAF and NSF), with a margin of a fifth. The bound is measured, not guaranteed for every sample to
+    come. `about` says what was tried.
 
     labels, context: of the samples, or a few that are used in turn.
 
@@ -86,8 +85,7 @@ def tune(
     arguments.instance(Flow, flow, "tune")
     arguments.function("progress", progress)
     batch, bound = arguments.as_int("batch_size", batch_size, 1), deviation_bound(flow, max_deviation)
-    guide = Guidance.of(guidance)
-    rows = batch * -(-ROWS // batch)
+    guide, rows = Guidance.of(guidance), batch * -(-ROWS // batch)
     z = flow.to_prior(flow.noise(rows, SEED))
     if labels is not None:
         labels = arguments.labels(labels, None, flow.num_classes, next(flow.parameters()).device)
@@ -95,36 +93,34 @@ def tune(
     bound_blocks = partial(flow.bound_blocks, rows, labels=labels, context=context, guidance=guide)
     bound_blocks()  # raises if they do not fit
     guide.refuse_idle(labels)
-    missing = [flow.guesses() is None, (entry := entry_of(flow, guide)) is None]
-    part, parts = 1, 1 + sum(missing)
+    guesses, entry = flow.guesses(), entry_of(flow, guide)
+    parts = 1 + (guesses is None) + (entry is None)
 
-    def say(text: str) -> None:
+    def say(part: int, text: str) -> None:
         progress(f"{text} (part {part} of {parts})" if parts > 1 else text)
 
-    if missing[0]:
-        calibrate(flow, progress=say)
-        part += 1
+    if guesses is None:
+        calibrate(flow, progress=partial(say, 1))
     if entry is None:
-        entry = measure_profile(flow, guide, context=context, progress=lambda text: say(f"profile, {text}"))
+        entry = measure_profile(flow, guide, context=context, progress=partial(say, parts - 1))
         keep(flow)
-    part = parts
     assert entry is not None
-    stack = bound_blocks()
-    clock = clock or clock_of(z.device)
+    stack, clock = bound_blocks(), clock or clock_of(z.device)
     known = choices(flow, batch, entry, guidance=guide, context=context, clock=clock)
     exact, *others = _candidates(flow, known, bound)
-    before = 1 + len(others)
-    most = before + MOST_TURNS
-    say(f"plans, step 1 of at most {most}")
+    steps, most = count(1), 1 + len(others) + MOST_TURNS
+
+    def step() -> None:
+        say(parts, f"plans, step {next(steps)} of at most {most}")
+
+    step()
     answer = flow.from_sequence(solve(stack, z, exact.plan))
     unit = deviation_unit(flow, answer)
-    for i, trial in enumerate(others):
-        say(f"plans, step {i + 2} of at most {most}")
+    for trial in others:
+        step()
         trial.deviation = deviation(flow.from_sequence(solve(stack, z, trial.plan)), answer, unit)
     racers = [exact, *[t for t in others if t.deviation <= MARGIN * bound][:RACERS]]
-    _race(
-        racers, stack, z, batch, clock, lambda turn: say(f"plans, step {most - MOST_TURNS + turn} of at most {most}")
-    )
+    _race(racers, stack, z, batch, clock, step)
     best = min(racers, key=lambda t: t.seconds)
     measured = {
         "seconds": best.seconds,
@@ -148,10 +144,7 @@ def tune(
 
 
 def _candidates(flow: Flow, rows: list[list[Choice]], bound: float) -> list[Trial]:
-    """Sequential decoding, then the plans worth a look, those with the fewest predicted seconds first.
-
-    They are the predicted best ones, the best of one width, named plans, and the best with other first guesses.
-    """
+    """Sequential decoding, then by predicted seconds: the best plans, those of one width, named ones, new guesses."""
 
     def trial(plan: Plan) -> Trial:
         pairs = zip(rows, plan, strict=True)
@@ -172,14 +165,14 @@ def _candidates(flow: Flow, rows: list[list[Choice]], bound: float) -> list[Tria
 
 
 def _race(
-    racers: list[Trial], stack: list[Block], z: Tensor, batch: int, clock: Clock, begin: Callable[[int], None]
+    racers: list[Trial], stack: list[Block], z: Tensor, batch: int, clock: Clock, begin: Callable[[], None]
 ) -> None:
     """Time plans by turns, sequential decoding the first, on one batch of z after the other."""
     with torch_single_threaded(z[:batch]):
         for turn in range(MOST_TURNS):
             if turn >= FEWEST_TURNS and all(agree(racers[0].times, t.times) for t in racers):
                 break
-            begin(turn + 1)
+            begin()
             rows = torch.arange(batch, device=z.device) + turn * batch % len(z)
             some = [block.select(rows) for block in stack]
             for trial in racers:
@@ -190,11 +183,10 @@ def _race(
 
 def clock_of(device: torch.device) -> Clock:
     """Seconds, after the device has done what it was given."""
-    if device.type != "cuda":
-        return time.perf_counter
 
     def seconds() -> float:
-        torch.cuda.synchronize(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return time.perf_counter()
 
     return seconds

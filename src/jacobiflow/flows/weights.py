@@ -20,14 +20,12 @@ from jacobiflow.kernels.checksum import Memory, Running, Sums, layout
 MOST = 100_000  # tensors of a model
 T = TypeVar("T")
 R = TypeVar("R")
-
-
 Group = tuple["WeightMemo | None", Iterable[Tensor]]  # tensors, and another memo of the same ones
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """A result derived from tensors, and the state of the tensors at that time."""
+class Seen:
+    """A result, and the state of its tensors at that time."""
 
     places: list[Any]
     versions: list[int | None]
@@ -42,24 +40,16 @@ _trusted: ContextVar[Mapping[WeightMemo, list[Sums]]] = ContextVar("_trusted")  
 class WeightMemo:
     """Keeps a result derived from tensors until a byte of them changes.
 
-    A checksum of every byte decides: the versions and addresses of tensors do not show writes through
-    `.data`, a numpy view, a mapped file or shared memory.
+    A checksum decides: versions and addresses do not show writes through `.data`, numpy or shared memory.
     """
 
     def __init__(self) -> None:
-        self._seen: _Seen | None = None
+        self._seen: Seen | None = None
         self._lock = threading.Lock()
 
     def fresh(self, tensors: Iterable[Tensor], make: Callable[[], T]) -> T:
-        """The result of `make`, which reads these tensors; called again only after they change.
-
-        Threads wait for the one that calls it, so that none uses a result of older weights.
-        """
-        return self.fresh_groups(((None, tensors),), make)
-
-    def fresh_groups(self, groups: Iterable[Group], make: Callable[[], T]) -> T:
-        """As `fresh`, of the tensors of all groups."""
-        return self._look(groups, make).made  # type: ignore[no-any-return]
+        """The result of `make`, which reads these tensors; called again only after they change."""
+        return self.look(((None, tensors),), make).made  # type: ignore[no-any-return]
 
     def solve(self, groups: Iterable[Group], make: Callable[[], T], use: Callable[[T], R]) -> R:
         """use(made) with the result of `make`, which reads the tensors of all groups.
@@ -69,12 +59,7 @@ class WeightMemo:
         """
         groups = [(watch, list(tensors)) for watch, tensors in groups]
         seen = self._seen
-        if (
-            seen is not None
-            and seen.memory.apart
-            and seen.versions == _versions(groups)
-            and seen.places == _places(groups)
-        ):
+        if seen is not None and seen.memory.apart and (seen.places, seen.versions) == _state(groups):
             with Running(seen.memory, threads=1) as sums:
                 try:
                     found = self._using(groups, seen, use)
@@ -84,9 +69,9 @@ class WeightMemo:
                 else:
                     if sums.end() == seen.sums:
                         return found
-        return self._using(groups, self._look(groups, make), use)
+        return self._using(groups, self.look(groups, make), use)
 
-    def _using(self, groups: Sequence[Group], seen: _Seen, use: Callable[[Any], R]) -> R:
+    def _using(self, groups: Sequence[Group], seen: Seen, use: Callable[[Any], R]) -> R:
         own = {watch: [sums] for (watch, _), sums in zip(groups, seen.sums, strict=True) if watch is not None}
         before = _trusted.set(own | {self: seen.sums})
         try:
@@ -94,14 +79,14 @@ class WeightMemo:
         finally:
             _trusted.reset(before)
 
-    def _look(self, groups: Iterable[Group], make: Callable[[], Any]) -> _Seen:
-        """The result for the tensors as they are now."""
+    def look(self, groups: Iterable[Group], make: Callable[[], Any]) -> Seen:
+        """The result of `fresh` for the tensors of all groups, with their state."""
         with self._lock, torch.no_grad():
             seen = self._seen
             if seen is not None and _trusted.get({}).get(self) == seen.sums:
                 return seen
             found = [(watch, list(tensors)) for watch, tensors in groups]
-            places, versions = _places(found), _versions(found)
+            places, versions = _state(found)
             known = seen if seen is not None and seen.places == places else None
             memory = Memory(tensors for _, tensors in found) if known is None else known.memory
             sums = memory.sums()
@@ -109,7 +94,7 @@ class WeightMemo:
                 self._seen = replace(known, versions=versions)
                 return self._seen
             self._seen = None  # should `make` fail, the next look calls it again
-            now = _Seen(places, versions, memory, sums, make())
+            now = Seen(places, versions, memory, sums, make())
             if memory.sums() == sums:  # else they were written to meanwhile, before or after it read them
                 self._seen = now
             return now
@@ -130,24 +115,20 @@ class MemoModule(nn.Module):
         return self.memo.fresh(tensors_of(self), make)
 
 
-def _places(groups: Iterable[Group]) -> list[Any]:
-    """The identity and the address of each tensor. Memory that is kept alive is not reused."""
-    return [(id(t), t.data_ptr(), *layout(t)) for _, tensors in groups for t in tensors]
-
-
-def _versions(groups: Iterable[Group]) -> list[int | None]:
-    """The version of each tensor. Most writes change it; equal versions prove nothing."""
-    return [None if t.is_inference() else t._version for _, tensors in groups for t in tensors]
+def _state(groups: Iterable[Group]) -> tuple[list[Any], list[int | None]]:
+    """The place of each tensor, and its version: most writes change it, equal versions prove nothing."""
+    every = [t for _, tensors in groups for t in tensors]
+    places = [(id(t), t.data_ptr(), *layout(t)) for t in every]  # memory that is kept alive is not reused
+    return places, [None if t.is_inference() else t._version for t in every]
 
 
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:
     """All parameters and buffers."""
-    modules: list[nn.Module | None] = [module]
+    modules = [module]
     while modules:  # `Module.parameters` takes twice as long
         m = modules.pop()
-        if m is not None:
-            yield from (t for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
-            modules += m._modules.values()
+        yield from (t for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
+        modules += (child for child in m._modules.values() if child is not None)
 
 
 def digest(tensors: Mapping[str, Tensor], *more: str) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import shutil
 import time
 from collections import Counter
@@ -15,18 +13,17 @@ from pathlib import Path
 
 import torch
 
-from jacobiflow.core.files import remove_leftovers, write_atomically, write_errors
+from jacobiflow.core.files import remove_leftovers, write_atomically, write_errors, write_text
 from jacobiflow.core.hardware import memory_limit, out_of_memory, require_memory
-from jacobiflow.core.locks import Lock
-from jacobiflow.core.processes import StopKey, World, leave_process_group
+from jacobiflow.core.processes import Lock, StopKey, World, leave_process_group
 from jacobiflow.core.progress import progress_bar
 from jacobiflow.core.results import STATUSES
 from jacobiflow.core.tables import counted
 from jacobiflow.flows.checkpoint import load
+from jacobiflow.flows.checks import PROBES
 from jacobiflow.flows.flow import Flow
-from jacobiflow.jobs.manifest import FILE, Job, fingerprint, versions
+from jacobiflow.jobs.manifest import FILE, PARTIAL, RECORD, RECORDS, SHARDS, Job, Record, fingerprint, versions
 from jacobiflow.jobs.sampling import JobError, Settings, draw, find_batch, find_shard, sample_bytes
-from jacobiflow.jobs.shards import PARTIAL, RECORDS, SHARDS, Record, Shard, finish
 
 SUMS = "SHA256SUMS"
 POLL_SECONDS = 1.0  # between looks at the folder
@@ -47,8 +44,7 @@ class Outcome:
         """What there is now, for people."""
         made = f"{self.made:,} made now" if self.made else "all of them complete before"
         counts = ", ".join(f"{count:,} {name.lower()}" for name, count in self.status.items())
-        n, shards = self.job.settings.n, self.job.count
-        lines = [f"{n:,} samples in {shards:,} shards in {folder}, {made}: {counts}"]
+        lines = [f"{self.job.settings.n:,} samples in {self.job.count:,} shards in {folder}, {made}: {counts}"]
         if self.nonfinite:
             what = "has no PNG" if self.job.settings.format == "png" else "is NaN in its shard"
             lines.append(f'a nonfinite sample {what}; its record in {RECORDS} lists it under "nonfinite"')
@@ -58,60 +54,58 @@ class Outcome:
 
 
 def run(model: str, folder: Path, device: torch.device, ask: Ask, report: Callable[[str], None]) -> Outcome | None:
-    """Start or resume the job in `folder` and finish it; None on all processes but the first.
-
-    ask: gives the settings for the flow. report: is called with lines for people.
-    """
+    """Start or resume the job in `folder` and finish it, told by `report`; None on all processes but the first."""
     world = World.from_environment()
-    try:
-        with ExitStack() as locks:
-            job, flow = start(model, folder, world.device(device), ask, world, locks)
-            if world.leader:
-                _announce(job, folder, device.type, world, report)
-            return _finish_shards(job, flow, folder, world)
-    finally:
-        leave_process_group()
+    with ExitStack() as held:
+        held.callback(leave_process_group)
+        job, flow = start(model, folder, world.device(device), ask, world, held)
+        if world.leader:
+            _announce(job, flow, folder, world, report)
+        made = _make_missing(job, flow, folder, world)
+        return _close(job, folder, made) if world.leader else None
 
 
-def _announce(job: Job, folder: Path, device: str, world: World, report: Callable[[str], None]) -> None:
-    """Say what is about to be done, and how to use all cores."""
-    threads, cores, done = job.settings.threads, os.cpu_count() or 1, job.finished(folder)
+def _announce(job: Job, flow: Flow, folder: Path, world: World, report: Callable[[str], None]) -> None:
+    """Say what is about to be done, how to use all cores, and whether the plan is too loose for the first samples."""
+    threads, cores = job.settings.threads, os.cpu_count() or 1
     report(
         f"{job.settings.n:,} samples in {job.count:,} shards of {job.shard:,}, batches of {job.batch}, on "
-        f"{world.size} x {device} with {counted(threads, 'thread')}, into {folder}"
+        f"{world.size} x {job.settings.device} with {counted(threads, 'thread')}, into {folder}"
     )
-    if done:
+    if done := job.finished(folder):
         report(f"resuming: {done:,} samples are there already")
-    if device == "cpu" and cores >= 2 * world.local_size * threads:
+    if job.settings.device == "cpu" and cores >= 2 * world.local_size * threads:
         command = f"torchrun --nproc-per-node {cores // threads} -m jacobiflow.cli.main sample ..."
         report(f"this machine has {cores} cores: `{command}` uses them all and draws the same samples")
+    if job.settings.plan not in ("auto", "sequential") and done < job.settings.n:  # those bound the deviation
+        stats = job.settings.decode(flow, job.plan, range(min(PROBES, job.batch)), check=True).stats
+        if stats.residual is not None and stats.loose:
+            residual = f"{float(stats.residual.max()):.2g}"
+            report(f"samples are far from exact, residual {residual}: lower --tol, or use --plan auto")
 
 
-def start(
-    model: str, folder: Path, device: torch.device, ask: Ask, world: World, locks: ExitStack
-) -> tuple[Job, Flow]:
-    """The job in `folder`, new or resumed, and its flow; `locks` keeps the folder locked."""
+def start(model: str, folder: Path, device: torch.device, ask: Ask, world: World, held: ExitStack) -> tuple[Job, Flow]:
+    """The job in `folder`, new or resumed, and its flow; `held` keeps the folder locked."""
     flows: list[Flow] = []
 
     def lead() -> tuple[Job, float]:
         old = Job.load(folder)
-        revision = old.revision if old is not None and old.model == model else None
-        flows.append(load(model, revision=revision, device=device))
-        asked = ask(flows[0])
-        asked.check(flows[0])  # mistakes of the user are found before a folder is made
+        flow = load(model, revision=old.revision if old and old.model == model else None, device=device)
+        flows.append(flow)
+        asked = ask(flow)
+        asked.check(flow)  # mistakes of the user are found before a folder is made
         with write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = locks.enter_context(Lock(folder))
+            lock = held.enter_context(Lock(folder))
             lock.exclusive()
             clear(folder)
-            old = Job.load(folder)
-            if old is not None:
-                old.compare(asked, flows[0], folder)
-            job = old or _new_job(model, flows[0], asked, world)
-            _refuse_other_shards(job, folder, new=old is None)
-            _require_disk(job, flows[0], folder)
-            if old is None:
-                job.save(folder)
+            if old := Job.load(folder):
+                old.compare(asked, flow, folder)
+            job = old or _new_job(model, flow, asked, world)
+            _refuse_other_shards(job, folder, new=not old)
+            _require_disk(job, flow, folder)
+            if not old:
+                write_text(folder / FILE, job.to_json())
             lock.shared()
         return job, asked.max_memory
 
@@ -120,19 +114,19 @@ def start(
         flows.append(load(model, revision=job.revision, device=device))
         if fingerprint(flows[0]) != job.weights:
             raise JobError(f"{model} is another model here than where the first process runs")
-        locks.enter_context(Lock(folder)).shared()
-    locks.enter_context(memory_limit(gigabytes))  # what does not fit is decoded in parts
+        held.enter_context(Lock(folder)).shared()
+    held.enter_context(memory_limit(gigabytes))  # what does not fit is decoded in parts
     return job, flows[0]
 
 
 def _new_job(model: str, flow: Flow, asked: Settings, world: World) -> Job:
     """A new job: what was left open is resolved now."""
     torch.set_num_threads(asked.threads)
-    like = next(flow.parameters())
     batch = min(asked.batch or find_batch(flow, asked, world.local_size), asked.n)
     shard = asked.shard or find_shard(flow, asked, batch)
     batch = min(batch, shard)
     require_memory(f"a shard of {shard} samples", 3 * shard * sample_bytes(flow), "use a smaller --shard")
+    like = next(flow.parameters())
     return Job(
         settings=asked,
         model=model,
@@ -157,82 +151,73 @@ def clear(folder: Path) -> None:
 
 
 def _refuse_other_shards(job: Job, folder: Path, *, new: bool) -> None:
-    """Raise if the folder holds shards of another job: they would be overwritten or mixed with this one's.
-
-    new: the folder has no manifest, so each file must be named by a record of this very job. Otherwise
-    damaged files are made again, and only a record of another job is refused.
-    """
+    """Raise if the folder holds shards of another job; if it is new, each file needs a record of this job."""
     for path in sorted(p for place in (RECORDS, SHARDS) for p in (folder / place).glob("[!.]*")):
-        number = int(path.stem) if re.fullmatch("[0-9]{6,10}", path.stem) else job.count
-        shard = job.part(number) if number < job.count else None
-        if new and (shard is None or Record.load(folder / shard.record, shard) is None):
+        number = int(path.stem) if path.stem.isdecimal() else job.count  # which has no record
+        if new and job.record(folder, number) is None:
             wrong = f"{folder} has no {FILE}, and {path.relative_to(folder)} is not of this job"
             raise JobError(f"{wrong}: restore the {FILE} of its job, or use a new --out")
         record = Record.load(path) if path.parent.name == RECORDS else None
-        if record is not None and record.job != job.digest:
+        if record and record.job != job.digest:
             raise JobError(f"{path} is of another job: move it away with its shard, or use a new --out")
 
 
 def _require_disk(job: Job, flow: Flow, folder: Path) -> None:
     """Raise if the disk cannot hold the samples that are missing."""
-    each = sample_bytes(flow)
-    if job.settings.format == "png":
-        each = math.prod(flow.data_shape) // 10  # packed pixels are not smaller
+    each = sample_bytes(flow) // (80 if job.settings.format == "png" else 1)  # packed pixels are not smaller
     need, free = each * (job.settings.n - job.finished(folder)), shutil.disk_usage(folder).free
     if need > free:
         more = f"needs {need / 1e9:,.1f} GB more in {folder}, the disk has {free / 1e9:,.1f} GB"
         raise JobError(f"-n {job.settings.n} {more}: make room, or draw fewer")
 
 
-def _finish_shards(job: Job, flow: Flow, folder: Path, world: World) -> Outcome | None:
-    """Make all shards that are missing or damaged; the leader returns the outcome."""
+def _make_missing(job: Job, flow: Flow, folder: Path, world: World) -> int:
+    """Make all shards that are missing or damaged; how many they are, over all processes."""
     torch.set_num_threads(job.settings.threads)
-    group, shown = world.patient_group(), {"total": job.settings.n, "initial": job.finished(folder)}
-    bar = progress_bar(unit="sample", smoothing=0, disable=not world.leader, **shown)
+    group, done = world.patient_group(), job.finished(folder)
+    bar = progress_bar(total=job.settings.n, initial=done, unit="sample", smoothing=0, disable=not world.leader)
     with StopKey() as stop, bar:
         missing, looked = list[tuple[int, int]](), time.monotonic()
         for number in range(world.rank, job.count, world.size):
-            shard = job.part(number)
-            record = Record.load(folder / shard.record, shard)
-            if record is None or not record.holds(folder, shard):
-                (folder / shard.record).unlink(missing_ok=True)
+            record = job.record(folder, number)
+            if record is None or not job.holds(folder, number, record):
+                (folder / RECORD.format(number)).unlink(missing_ok=True)
                 missing.append((number, record.batch if record else job.batch))
             _stop_if_pressed(stop, job, folder, world)
         todo = sorted(pair for part in world.gather(missing, group) for pair in part)
         for number, batch in todo[world.rank :: world.size]:
-            _make(job, flow, folder, job.part(number), batch)
+            _make(job, flow, folder, number, batch)
             if time.monotonic() > looked + POLL_SECONDS:  # a folder may have a million records
                 bar.update(job.finished(folder) - bar.n)
                 looked = time.monotonic()
             _stop_if_pressed(stop, job, folder, world)
         world.gather(None, group)
-    return _close(job, folder, len(todo)) if world.leader else None
+    return len(todo)
 
 
 def _stop_if_pressed(stop: StopKey, job: Job, folder: Path, world: World) -> None:
-    if stop.pressed and not world.leader:
-        raise SystemExit(0)
     if stop.pressed:
         done = f"{job.finished(folder):,} of {job.settings.n:,} samples"
-        raise JobError(f"stopped with {done} in {folder}: rerun the command to resume")
+        error = JobError(f"stopped with {done} in {folder}: rerun the command to resume")
+        raise error if world.leader else SystemExit(0)
 
 
-def _make(job: Job, flow: Flow, folder: Path, shard: Shard, batch: int) -> None:
+def _make(job: Job, flow: Flow, folder: Path, number: int, batch: int) -> None:
     """Decode and write one shard, in smaller batches if memory runs out."""
+    rows = job.rows(number)
     while True:
         try:
-            samples = draw(job.settings, job.plan, flow, shard.rows, batch)
+            samples = draw(job.settings, job.plan, flow, rows, batch)
             break
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
             if batch == 1:
-                raise JobError(f"out of memory at sample {shard.rows.start}, even in batches of one") from None
+                raise JobError(f"out of memory at sample {rows.start}, even in batches of one") from None
         batch = -(-batch // 2)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # nothing happens on a CPU
     with write_errors(folder):
-        finish(folder, shard, samples, batch, versions(next(flow.parameters()).device))
+        job.finish(folder, number, samples, batch, versions(next(flow.parameters()).device))
 
 
 def _close(job: Job, folder: Path, made: int) -> Outcome:
@@ -242,13 +227,10 @@ def _close(job: Job, folder: Path, made: int) -> Outcome:
     def write_sums(path: str) -> None:
         with open(path, "w", encoding="utf-8") as f:
             for number in range(job.count):
-                shard = job.part(number)
-                record = Record.load(folder / shard.record, shard)
-                if record is None:
+                if (record := job.record(folder, number)) is None:
                     raise JobError(f"shard {number} of {folder} has gone: rerun the command to make it again")
                 f.writelines(f"{value}  {name}\n" for name, value in record.files.items())
-                count.update(record.status)
-                count["smaller"] += record.batch < job.batch
+                count.update(record.status, smaller=record.batch < job.batch)
 
     with write_errors(folder):
         write_atomically(folder / SUMS, write_sums, partial=folder / PARTIAL)

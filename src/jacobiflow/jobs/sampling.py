@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -60,10 +60,13 @@ class Settings:
         """Guidance as a flow takes it."""
         return Guidance(weight=self.guidance, annealed=self.annealed, what=self.guide, attn_temp=self.attn_temp)
 
-    def decode_options(self, rows: range) -> dict[str, Any]:
-        """The options of `flow.decode` for the samples of these numbers."""
+    def decode(self, flow: Flow, plan: Plan, rows: range, **options: Any) -> Decoded:
+        """The samples of these numbers, denoised if asked for."""
         labels = labels_in_turn(self.labels, rows)
-        return {"labels": labels, "backend": self.backend, "guidance": self.guidance_options}
+        z = flow.noise(len(rows), self.seed, start=rows.start)
+        options |= {"labels": labels, "backend": self.backend, "guidance": self.guidance_options}
+        out = flow.decode(z, plan, warn=False, **options)
+        return replace(out, x=flow.denoise(out.x, labels=labels)) if self.denoise else out
 
     def check(self, flow: Flow) -> None:
         """Raise if the flow cannot do this, before anything is written."""
@@ -82,6 +85,12 @@ class Settings:
             return flow.plan(Plan.from_json(self.plan))
         asked: dict[str, Any] = {"tol": self.tol, "init": self.init, "max_deviation": self.max_deviation}
         return flow.plan(self.plan, n=batch, guidance=self.guidance_options, backend=self.backend, **asked)
+
+    def compared(self, flow: Flow) -> dict[str, Any]:
+        """What another job would differ in: of a plan from a file its methods, and no memory limit."""
+        plan = self.resolve_plan(flow, 1).methods if self.plan.startswith("{") else self.plan
+        sizes = {"batch": self.batch or "auto", "shard": self.shard or "auto", "max_memory": None}
+        return asdict(self) | sizes | {"plan": plan}
 
 
 def labels_in_turn(labels: Sequence[int], rows: range) -> Tensor | None:
@@ -106,18 +115,12 @@ class Samples:
 def draw(
     settings: Settings, plan: Plan, flow: Flow, rows: range, batch: int, *, check: bool = False, progress: bool = False
 ) -> Samples:
-    """The samples of these numbers, in batches; progress: show a bar.
-
-    A sample that is not finite, before or after denoising, is NaN throughout and counts as NONFINITE.
-    """
+    """The samples of these numbers. One that is not finite, or not after denoising, is NaN and counts as NONFINITE."""
     parts: list[Decoded] = []
     with progress_bar(total=len(rows), unit="sample", disable=not progress) as bar:
         for some in (rows[i : i + batch] for i in range(0, len(rows), batch)):
-            options = settings.decode_options(some)
-            z = flow.noise(len(some), settings.seed, start=some.start)
-            out = flow.decode(z, plan, check=check, warn=False, **options)
-            x = flow.denoise(out.x, labels=options["labels"]) if settings.denoise else out.x
-            parts.append(replace(out, x=x.cpu()))
+            part = settings.decode(flow, plan, some, check=check)
+            parts.append(replace(part, x=part.x.cpu()))
             bar.update(len(some))
     out = joined(parts)
     pairs = zip(out.stats.ends, nonfinite_rows(out.x).tolist(), strict=True)
@@ -127,52 +130,38 @@ def draw(
 
 
 def find_batch(flow: Flow, settings: Settings, near: int) -> int:
-    """The largest power of two, up to MAX_BATCH, whose decoding fits into the memory that is free now.
-
-    near: how many processes share this machine's memory.
-    """
-    device = next(flow.parameters()).device
-    count = min(PROBE_SAMPLES, settings.n)
+    """The largest power of two, up to MAX_BATCH, that fits into the memory that `near` processes share now."""
+    device, count = next(flow.parameters()).device, min(PROBE_SAMPLES, settings.n)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory() / near
     if settings.max_memory and device.type == "cpu":
         free = min(free, settings.max_memory * BILLION - used_memory())
     try:
-        need = _measure(flow, settings, count)
+        fits = MEMORY_SHARE * free * count / max(_measure(flow, settings, count), 1)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        raise JobError(f"not even {count} samples fit into memory ({free / 1e9:.1f} GB are free)") from None
-    fits = MEMORY_SHARE * free / max(need / count, 1.0)
+        fits = 0.0
     if fits < 1:
-        wrong = f"a sample needs {need / count / 1e9:.1f} GB of memory to decode and {free / 1e9:.1f} GB are free"
-        raise JobError(f"{wrong}: use a larger machine, raise --max-memory, or set --batch")
+        advice = "use a larger machine, raise --max-memory, or set --batch"
+        raise JobError(f"a sample needs more memory to decode than is free ({free / 1e9:.1f} GB): {advice}")
     return int(2 ** math.floor(math.log2(min(fits, MAX_BATCH))))
 
 
 def _measure(flow: Flow, settings: Settings, count: int) -> int:
     """Bytes that one sweep over whole sequences of `count` samples takes, with gradients if it denoises."""
     device = next(flow.parameters()).device
-    sweep = Plan((Method(max_sweeps=1),) * len(flow.blocks))
-
-    def once(n: int) -> None:
-        options = settings.decode_options(range(n))
-        x = flow.decode(flow.noise(n, 0), sweep, on_failure="return", warn=False, **options).x
-        if settings.denoise:
-            flow.denoise(x, labels=options["labels"])
-
-    once(1)  # what a flow makes at its first use is not counted
-    cuda = device.type == "cuda"
+    sweep, cuda = Plan((Method(max_sweeps=1),) * len(flow.blocks)), device.type == "cuda"
+    settings.decode(flow, sweep, range(1), on_failure="return")  # what a flow makes at its first use is not counted
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device) if cuda else peak_memory()
-    once(count)
+    settings.decode(flow, sweep, range(count), on_failure="return")
     return (torch.cuda.max_memory_allocated(device) if cuda else peak_memory()) - before
 
 
 def find_shard(flow: Flow, settings: Settings, batch: int) -> int:
     """Samples per shard: whole batches, about SHARD_SAMPLES and at most SHARD_BYTES."""
-    most = min(SHARD_SAMPLES, max(1, SHARD_BYTES // sample_bytes(flow)), settings.n)
-    return max(1, most // batch) * batch
+    return max(1, min(SHARD_SAMPLES, SHARD_BYTES // sample_bytes(flow), settings.n) // batch) * batch
 
 
 def sample_bytes(flow: Flow) -> int:

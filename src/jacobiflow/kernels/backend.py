@@ -3,22 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from jacobiflow.core.arguments import word
 from jacobiflow.core.bijectors import Bijector
-from jacobiflow.core.block import Block, Conditioner, Engine
-from jacobiflow.kernels import c_masked, c_transformer, compile
-from jacobiflow.kernels.torch_reference import TorchEngine
+from jacobiflow.core.block import Block, Cache, Conditioner, Engine, Start, WrappedConditioner, take
+from jacobiflow.core.hardware import has_bfloat16
+from jacobiflow.core.rows import accept
+from jacobiflow.kernels import c_masked, c_transformer
+from jacobiflow.kernels.compile import compiled
 
 Backend = Literal["torch", "c", "compile"]
-Make = Callable[[Conditioner, Bijector], Engine | None]  # None: not for this conditioner and bijector
+Make = Callable[[Conditioner, Bijector], Engine | None]
 
-# By name: what makes its engines, each for other conditioners.
+
+@dataclass(frozen=True)
+class TorchEngine(Engine):
+    """Conditioner and bijector as they are: the reference that every other backend is tested against."""
+
+    conditioner: Conditioner
+    bijector: Bijector
+    name: str = "torch"
+    rows: int | None = None
+    compacts: bool = True
+
+    accept = staticmethod(accept)
+
+    def select(self, rows: Tensor) -> TorchEngine:
+        return replace(self, conditioner=self.conditioner.select(rows))
+
+    def rough(self) -> TorchEngine | None:
+        fast = self.compacts and has_bfloat16(self.conditioner.tensors()[0].device)
+        return replace(self, conditioner=RoughConditioner(self.conditioner)) if fast else None
+
+    def new_cache(self, n: int) -> Cache:
+        return self.conditioner.new_cache(n)
+
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
+        if cache is None:
+            return take(self.conditioner.all_params(x), start, width)
+        return self.conditioner.params(x, start, width, cache)
+
+    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return self.bijector.inverse(z, theta)
+
+
+class RoughConditioner(WrappedConditioner):
+    """A conditioner that multiplies in bfloat16. For whole sequences: it keeps nothing."""
+
+    def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
+        return take(self.all_params(x), start, width)
+
+    def all_params(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return self.inner.all_params(x).to(x.dtype)
+
+
+def compile_engine(conditioner: Conditioner, bijector: Bijector) -> TorchEngine | None:
+    """The torch engine over a compiled conditioner, if there is one."""
+    found = compiled(conditioner)
+    return None if found is None else TorchEngine(found, bijector, name="compile", compacts=False)
+
+
+# By name: what makes its engines, each for other conditioners and bijectors; None declines.
 C_ENGINES = c_transformer.engine, c_masked.engine
-BACKENDS: dict[str, tuple[Make, ...]] = {"torch": (TorchEngine,), "c": C_ENGINES, "compile": (compile.engine,)}
+BACKENDS: dict[str, tuple[Make, ...]] = {"torch": (TorchEngine,), "c": C_ENGINES, "compile": (compile_engine,)}
 FASTEST: tuple[str, ...] = ("c", "torch")  # the order in which they are tried when none is asked for
 
 

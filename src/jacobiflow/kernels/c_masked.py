@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,55 +15,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.core.bijectors import Bijector
-from jacobiflow.core.block import Cache, Conditioner, Engine, Start
-from jacobiflow.core.description import BoundNetwork, MaskedNetwork, Stage, description
-from jacobiflow.kernels.build import library
-from jacobiflow.kernels.c_accept import accept
-from jacobiflow.kernels.c_library import PANEL, TensorPins, codes_of, in_rows, pad, panels, structure
-from jacobiflow.kernels.c_maps import CMap, c_map
+from jacobiflow.core.bijectors import Bijector, description
+from jacobiflow.core.block import BoundNetwork, Cache, Conditioner, MaskedNetwork, Stage, Start
+from jacobiflow.kernels.build import PANEL, library, structure
+from jacobiflow.kernels.c_engine import CEngine, TensorPins, c_map, codes_of, in_rows, pad, panels, readable
 from jacobiflow.kernels.threads import thread_count
 
 DEEPEST, WIDEST = 32, 256  # stages and parameters whose sums fit on any stack: those of jf_masked_solve
-ACTIVATIONS: dict[str, tuple[Any, ...]] = {  # by name in C: functions and exact types of layers
-    "relu": (F.relu, torch.relu, nn.ReLU),
-    "elu": (F.elu, nn.ELU),
-    "gelu": (F.gelu, nn.GELU),
-    "silu": (F.silu, nn.SiLU),
-    "tanh": (torch.tanh, F.tanh, nn.Tanh),
-}
+LAYERS = {nn.ReLU: "relu", nn.ELU: "elu", nn.GELU: "gelu", nn.SiLU: "silu", nn.Tanh: "tanh"}  # by their names in C
 
 
 def engine(conditioner: Conditioner, bijector: Bijector) -> CMaskedEngine | None:
-    """The engine for a masked network and a bijector that the C code has, in float32 on a CPU; else None.
-
-    Weights may require gradients: engines run in the decoding loop, which records none.
-    """
-    bound, by = description(conditioner), c_map(bijector)
-    if type(bound) is not BoundNetwork or by is None or by.formula.kind == "shift":
+    """The engine for a masked network and a bijector that the C code has, in float32 on a CPU; else None."""
+    bound, by, lib = description(conditioner), c_map(bijector), library()
+    if type(bound) is not BoundNetwork or by is None or by.kind == "shift" or lib is None:
         return None
-    net, lib = bound.network, library()
+    net = bound.network
     if type(net) is not MaskedNetwork or not net.stages or net.params != bijector.params:
-        return None
-    if lib is None or torch.is_autocast_enabled("cpu") or activation_code(net.activation) is None:
-        return None
-    if any(type(stage) is not Stage or stage.skip == 0 for stage in net.stages):
         return None
     linears = ((stage.weight, stage.bias, *(stage.norm or ())) for stage in net.stages)
     tensors = (net.head, net.head_bias, *(t for ts in linears for t in ts), *bound.terms.values())
-    if any(t.dtype != torch.float32 or t.device.type != "cpu" for t in tensors):
+    odd = any(type(stage) is not Stage or stage.skip == 0 for stage in net.stages)
+    if odd or activation_code(net.activation) is None or not readable(tensors):
         return None
-    return CMaskedEngine(_packed(lib, net), by, bound.terms)
+    if net not in _PACKED:  # networks are made anew when their weights change
+        _PACKED[net] = PackedNetwork(lib, net)
+    n = next((t.shape[1] for t in bound.terms.values() if t.shape[1] != 1), 1)
+    terms = {i: pad(t.expand(-1, n).T.contiguous()) for i, t in bound.terms.items()}
+    return CMaskedEngine(by, _PACKED[net], terms)
 
 
 def activation_code(activation: Callable[[Tensor], Tensor]) -> int | None:
-    """The code of an activation that the C code has: one of these functions or exactly these layers."""
-    if getattr(activation, "alpha", 1) != 1 or getattr(activation, "approximate", "none") != "none":
-        return None
-    known = ((name, one) for name, every in ACTIVATIONS.items() for one in every)
-    name = next((name for name, one in known if one is activation or one is type(activation)), "")
-    lib = library()
-    return None if lib is None else codes_of(lib)[1].get(name)
+    """The code of an activation that the C code has: a function of torch, or exactly one of these layers."""
+    name, lib = LAYERS.get(type(activation), getattr(activation, "__name__", "")), library()
+    known = type(activation) in LAYERS or activation in (getattr(F, name, None), getattr(torch, name, None))
+    default = getattr(activation, "alpha", 1) == 1 and getattr(activation, "approximate", "none") == "none"
+    return codes_of(lib)[1].get(name) if lib is not None and known and default else None
 
 
 _Stage = structure("P weight bias factor offset limits ends L inputs outputs source activated skip")
@@ -77,17 +65,15 @@ class PackedNetwork:
         self.sizes = [len(stage.weight) for stage in net.stages]
         ends = tuple(range(net.params, len(net.head) + 1, net.params))  # of the parameters of each position
         head = Stage(net.head, net.head_bias, len(net.stages), net.head_activated, None, ends)
-        stages = [self._stage(stage, net) for stage in (*net.stages, head)]
-        self.stages = (_Stage * len(stages))(*stages)
-        code = activation_code(net.activation)
-        places = ctypes.cast(self.stages, c_void_p)
-        self.net = _Masked(net.length, net.params, len(net.stages), code, places)
+        self.stages = (_Stage * (len(net.stages) + 1))(*(self._stage(stage, net) for stage in (*net.stages, head)))
+        sizes = net.length, net.params, len(net.stages), activation_code(net.activation)
+        self.net = _Masked(*sizes, ctypes.cast(self.stages, c_void_p))
         self.address = ctypes.addressof(self.net)
 
     def _stage(self, stage: Stage, net: MaskedNetwork) -> ctypes.Structure:
-        degrees = [bisect_right(stage.ends, unit) for unit in range(len(stage.weight))]
         seen = range(net.length + 1) if stage.source == 0 else net.stages[stage.source - 1].ends
-        reach = [seen[degree] for degree in degrees]  # inputs that each unit sees, growing
+        units = range(len(stage.weight))
+        reach = [seen[bisect_right(stage.ends, unit)] for unit in units]  # inputs that each sees, growing
         limits = [reach[min(p + PANEL, len(reach)) - 1] for p in range(0, len(reach), PANEL)]
         norm = (0, 0) if stage.norm is None else (self.keep(pad(t[:, 0])) for t in stage.norm)
         return _Stage(
@@ -101,30 +87,18 @@ class PackedNetwork:
 _PACKED: WeakKeyDictionary[MaskedNetwork, PackedNetwork] = WeakKeyDictionary()
 
 
-def _packed(lib: ctypes.CDLL, net: MaskedNetwork) -> PackedNetwork:
-    """Made once per network; networks are made anew when their weights change."""
-    if net not in _PACKED:
-        _PACKED[net] = PackedNetwork(lib, net)
-    return _PACKED[net]
-
-
 class CUnits:
-    """Hidden units [n, units] before and after activation, and context terms [n or 1, units] of some stages.
+    """Hidden units [n, units] of the stages, before and after activation, up to the end of each row's last window.
 
-    Each row holds the units that see its own inputs up to the end of its last window, and zeros beyond.
-    stored: only the units of inputs below it are kept. It is the length, unless many rows were solved in one
-    call, which keeps no units (see bands.c). The next call then computes them from x.
+    stored: only the units of inputs below it are kept: all, unless many rows were solved in one call (see bands.c).
     """
 
-    def __init__(self, nodes: list[Tensor], active: list[Tensor], terms: Mapping[int, Tensor], stored: int) -> None:
-        self.nodes, self.active, self.terms, self.stored = nodes, active, terms, stored
-        self.shared = all(len(term) == 1 for term in terms.values())
-        found = [terms.get(i) for i in range(len(nodes))]
-        self.addresses = _addresses(nodes), _addresses(active), _addresses(found), self.shared
+    def __init__(self, nodes: list[Tensor], active: list[Tensor], stored: int) -> None:
+        self.nodes, self.active, self.stored = nodes, active, stored
+        self.addresses = _addresses(nodes), _addresses(active)
 
     def select(self, rows: Tensor) -> CUnits:
-        terms = self.terms if self.shared else {i: term[rows] for i, term in self.terms.items()}
-        return CUnits([t[rows] for t in self.nodes], [t[rows] for t in self.active], terms, self.stored)
+        return CUnits([t[rows] for t in self.nodes], [t[rows] for t in self.active], self.stored)
 
     def zero_nonfinite(self) -> None:
         for t in (*self.nodes, *self.active):
@@ -137,59 +111,53 @@ def _addresses(tensors: Sequence[Tensor | None]) -> Any:
 
 
 @dataclass(frozen=True)
-class CMaskedEngine(Engine):
+class CMaskedEngine(CEngine):
     """A masked network in C, each row with its own window; sequential decoding is one call."""
 
-    network: PackedNetwork
-    map: CMap
-    terms: Mapping[int, Tensor]  # [units, n or 1]
-    name = "c"
+    packed: PackedNetwork
+    terms: Mapping[int, Tensor]  # of the context, by stage: [n or 1, units], padded; one row for all, or all have n
 
-    accept = staticmethod(accept)
+    @cached_property
+    def context(self) -> tuple[Any, bool]:
+        """The terms as C takes them, and whether they have one row for all."""
+        shared = all(len(t) == 1 for t in self.terms.values())
+        return _addresses([self.terms.get(i) for i in range(len(self.packed.sizes))]), shared
 
     def select(self, rows: Tensor) -> CMaskedEngine:
-        return replace(self, terms={i: t if t.shape[1] == 1 else t[:, rows] for i, t in self.terms.items()})
+        return replace(self, terms={i: t if len(t) == 1 else t[rows] for i, t in self.terms.items()})
 
     def new_cache(self, n: int) -> CUnits:
         like = torch.empty(0, dtype=torch.float32, device="cpu")  # whatever torch's defaults are
-        nodes = [like.new_zeros(n, size + -size % PANEL) for size in self.network.sizes]
-        shared = all(t.shape[1] == 1 for t in self.terms.values())
-        terms = {i: pad((t if shared else t.expand(-1, n)).T.contiguous()) for i, t in self.terms.items()}
-        return CUnits(nodes, [torch.zeros_like(node) for node in nodes], terms, self.network.net.length)
+        nodes, active = ([like.new_zeros(n, size + -size % PANEL) for size in self.packed.sizes] for _ in range(2))
+        return CUnits(nodes, active, self.packed.net.length)
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
-        x = in_rows(x)
+        x, starts, net = in_rows(x), torch.as_tensor(start).contiguous(), self.packed.net
         if cache is None:
             cache = self.new_cache(len(x))
             cache.stored = 0
         assert isinstance(cache, CUnits)
-        one, starts = (start, None) if isinstance(start, int) else (0, start.contiguous())
-        # Padding stays zero.
-        theta = (x.new_empty if starts is None else x.new_zeros)(len(x), width, self.network.net.params)
+        theta = (x.new_zeros if starts.ndim else x.new_empty)(len(x), width, net.params)  # padding stays zero
         if len(x):
-            self.network.lib.jf_masked(
-                *(self.network.address, len(x), cache.stored, one, 0 if starts is None else starts.data_ptr(), width),
-                *(x.data_ptr(), x.stride(0), *cache.addresses, theta.data_ptr(), thread_count()),
+            self.packed.lib.jf_masked(
+                *(self.packed.address, len(x), cache.stored, starts.data_ptr(), starts.ndim, width),
+                *(x.data_ptr(), x.stride(0), *cache.addresses, *self.context, theta.data_ptr(), thread_count()),
             )
-            cache.stored = self.network.net.length
+            cache.stored = net.length
         return theta
 
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.map.inverse(z, theta)
-
     def solve(self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None) -> None:
-        found, latent, slopes = in_rows(x), in_rows(z), in_rows(log_slope)
-        net = self.network
-        if cache is None or net.net.depth > DEEPEST or net.net.params > WIDEST:
+        net = self.packed.net
+        if cache is None or net.depth > DEEPEST or net.params > WIDEST:
             super().solve(x, z, log_slope, start, stop, cache)
         elif len(x) and start < stop:
             assert isinstance(cache, CUnits)
-            kept = net.lib.jf_masked_solve(
-                *(net.address, len(x), cache.stored, start, stop, found.data_ptr(), found.stride(0)),
-                *(latent.data_ptr(), latent.stride(0), slopes.data_ptr(), slopes.stride(0)),
-                *(*cache.addresses, self.map.code, self.map.numbers, thread_count()),
+            own, z, slopes = in_rows(x), in_rows(z), in_rows(log_slope)
+            kept = self.packed.lib.jf_masked_solve(
+                *(self.packed.address, len(x), cache.stored, start, stop, own.data_ptr(), own.stride(0)),
+                *(z.data_ptr(), z.stride(0), slopes.data_ptr(), slopes.stride(0)),
+                *(*cache.addresses, *self.context, self.map.code, self.map.numbers, thread_count()),
             )
-            cache.stored = net.net.length if kept else min(cache.stored, start - 1)
-            for ours, given in ((found, x), (slopes, log_slope)):
-                if ours is not given:
-                    given.copy_(ours)
+            cache.stored = net.length if kept else min(cache.stored, start - 1)
+            for ours, given in ((own, x), (slopes, log_slope)):
+                given.copy_(ours)  # nothing happens if they are the same

@@ -9,22 +9,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from jacobiflow.core.bijectors import Bijector
-from jacobiflow.core.block import Cache, Conditioner, Engine, Start
-from jacobiflow.core.description import Affine, TransformerLayer, TransformerNetwork, description
-from jacobiflow.kernels.build import library
-from jacobiflow.kernels.c_accept import accept
-from jacobiflow.kernels.c_library import PANEL, TensorPins, in_rows, pad, panels, panels_of_pairs, structure
-from jacobiflow.kernels.c_maps import CMap, c_map
+from jacobiflow.core.bijectors import Bijector, description
+from jacobiflow.core.block import Cache, Conditioner, Start, TransformerLayer, TransformerNetwork
+from jacobiflow.kernels.build import PANEL, library, structure
+from jacobiflow.kernels.c_engine import CEngine, TensorPins, c_map, in_rows, pad, panels, panels_of_pairs, readable
 from jacobiflow.kernels.threads import thread_count
 
 CACHE_BYTES = 16 << 20  # keys and values of the rows that are solved at a time: they stay in the last cache
 LARGE_BYTES = 32 << 20  # of memory that is new each time
 FEWEST_ROWS = 16  # that are solved at a time, however large they are
-MAPS = ("exp", "shift")  # the maps of jf_solve
-
 
 _Layer = structure("P qkv qkv_bias proj proj_bias up up_bias down down_bias")
 _Net = structure(
@@ -40,20 +35,19 @@ class PackedTransformer:
     """The weights of a network as the C functions take them; pairs: those of the layers in bfloat16."""
 
     def __init__(self, lib: ctypes.CDLL, network: TransformerNetwork, *, pairs: bool = False) -> None:
-        self.lib, self.network, self._keep, self._pairs = lib, network, TensorPins(), pairs
+        self.lib, self.network, self._keep = lib, network, TensorPins()
+        self._panels = panels_of_pairs if pairs else panels
         (length, width), head_dim, depth = network.pos_embed.shape, network.head_dim, len(network.layers)
-        heads = width // head_dim
+        heads, (head, head_bias) = width // head_dim, network.proj_out
         self._layers = (_Layer * depth)(*(self._layer(w, heads, head_dim) for w in network.layers))
-        self.params = len(network.proj_out.weight)
+        self.params = len(head)
         self.cache_shape = (depth, heads, -(-length // PANEL), head_dim + -head_dim % PANEL)
         self.row_bytes = 2 * depth * length * width * network.pos_embed.element_size()
         self._net = _Net(
             *(length, network.proj_in.weight.shape[1], width, heads, head_dim),
             *(len(network.layers[0].up.weight), depth, self.params),
-            self._keep(panels(network.proj_in.weight.T)),
-            self._keep(network.pos_embed + network.proj_in.bias),
-            *(self._keep(panels(network.proj_out.weight.T)), self._keep(pad(network.proj_out.bias))),
-            *(ctypes.cast(self._layers, c_void_p), pairs),
+            *(self._keep(panels(network.proj_in.weight.T)), self._keep(network.pos_embed + network.proj_in.bias)),
+            *(self._keep(panels(head.T)), self._keep(pad(head_bias)), ctypes.cast(self._layers, c_void_p), pairs),
         )
         self.address = ctypes.addressof(self._net)
 
@@ -64,114 +58,80 @@ class PackedTransformer:
 
     def _layer(self, w: TransformerLayer, heads: int, head_dim: int) -> ctypes.Structure:
         """The norms' scales and shifts are folded into the matrices behind them; heads are padded."""
-        qkv, qkv_bias = _folded(w.qkv, *w.norm1)
-        up, up_bias = _folded(w.up, *w.norm2)
-        proj = pad(w.proj.weight.view(-1, heads, head_dim)).flatten(1)
-        columns = pad(qkv.T.reshape(-1, 3 * heads, head_dim)).flatten(1)
-        return _Layer(
-            *self._linear(columns, pad(qkv_bias.view(3 * heads, head_dim)).flatten()),
-            *self._linear(proj.T, w.proj.bias),
-            *self._linear(up.T, up_bias),
-            *self._linear(w.down.weight.T, w.down.bias),
+        (scale1, shift1), (scale2, shift2) = w.norm1, w.norm2
+        qkv, qkv_bias = (w.qkv.weight * scale1).T, w.qkv.bias + w.qkv.weight @ shift1
+        qkv, qkv_bias = (pad(t.reshape(-1, 3 * heads, head_dim)).flatten(1) for t in (qkv, qkv_bias))
+        linears = (
+            (qkv, qkv_bias[0]),
+            (pad(w.proj.weight.view(-1, heads, head_dim)).flatten(1).T, w.proj.bias),
+            ((w.up.weight * scale2).T, w.up.bias + w.up.weight @ shift2),
+            (w.down.weight.T, w.down.bias),
         )
-
-    def _linear(self, weight: Tensor, bias: Tensor) -> tuple[int, int]:
-        return self._keep((panels_of_pairs if self._pairs else panels)(weight)), self._keep(pad(bias))
+        return _Layer(*(self._keep(t) for weight, bias in linears for t in (self._panels(weight), pad(bias))))
 
 
 @dataclass
 class CCache:
-    """Keys [layers, n, branches, heads, T / 16, head_dim, 16] and values [..., T / 16, 16, head_dim], padded.
-
-    scratch: room to work in. filled: no input from there on was ever read.
-    """
+    """Keys [layers, n, branches, heads, T / 16, head_dim, 16] and values [..., T / 16, 16, head_dim], padded."""
 
     k: Tensor
     v: Tensor
-    scratch: Tensor
-    filled: int = 0
+    scratch: Tensor  # room to work in
 
     @classmethod
-    def empty(cls, packed: PackedTransformer, n: int, branches: int, *, layers: int | None = None) -> CCache:
-        depth, heads, count, size = packed.cache_shape
-        return cls.shaped(((depth if layers is None else layers), n, branches, heads, count), size)
-
-    @classmethod
-    def shaped(cls, shape: Sequence[int], size: int) -> CCache:
-        # Keys and values share one allocation, which malloc keeps for the next cache; it returned two to the system
-        # each time. Larger ones are always returned, so they ask for large pages, which are quicker to map.
-        k, v = both = torch.empty(2, *shape, size * PANEL, dtype=torch.float32, device="cpu")
+    def empty(cls, shape: Sequence[int]) -> CCache:
+        """An empty cache of this shape: that of the keys but for the last 16."""
+        # One allocation: malloc keeps it for the next cache, but for large ones: those ask for pages quick to map.
+        k, v = both = torch.empty(2, *shape, PANEL, dtype=torch.float32, device="cpu")
         if both.nbytes > LARGE_BYTES and (lib := library()) is not None:
             lib.jf_large_pages(both.data_ptr(), both.nbytes)
-        return cls(k.unflatten(-1, (size, PANEL)), v.unflatten(-1, (PANEL, size)), k.new_empty(0))
+        return cls(k, v.view(*shape[:-1], PANEL, shape[-1]), k.new_empty(0))
 
     def select(self, rows: Tensor) -> CCache:
-        layers, _, *rest, size, _ = self.k.shape
-        found, used = CCache.shaped((layers, len(rows), *rest), size), slice(-(-self.filled // PANEL))
-        for mine, fresh in ((self.k, found.k), (self.v, found.v)) if self.filled else ():
-            fresh[:, :, :, :, used] = mine[:, rows, :, :, used]
-        return replace(found, scratch=self.scratch, filled=self.filled)
+        layers, _, *rest = self.k.shape[:-1]
+        found = CCache.empty((layers, len(rows), *rest))
+        torch.index_select(self.k, 1, rows, out=found.k)
+        torch.index_select(self.v, 1, rows, out=found.v)
+        return replace(found, scratch=self.scratch)
 
     def zero_nonfinite(self) -> None:
         """Nothing to do: the C functions read no entry that is not before the input at hand."""
 
-    def reserve(self, size: int) -> int:
-        """The address of room for so many numbers."""
-        if len(self.scratch) < size:
-            self.scratch = self.k.new_empty(size)
-        return self.scratch.data_ptr()
-
 
 @dataclass(frozen=True)
-class CTransformerEngine(Engine):
-    """A transformer and an affine map in C. For decoding: gradients go through the conditioner.
-
-    condition, scale: of each branch and sample, [branches, n or 1, ...]. Guided samples have two branches,
-    which run as rows of one batch. blend: the guidance weights [T, P].
-    """
+class CTransformerEngine(CEngine):
+    """A transformer and an affine map in C. The two branches of guided samples run as rows of one batch."""
 
     packed: PackedTransformer
-    map: CMap
-    condition: Tensor | None  # [branches, n or 1, width]
-    scale: Tensor  # [branches, n or 1], of attention logits
-    blend: Tensor | None
-    name = "c"
+    condition: Tensor  # [branches, n or 1, width]
+    scale: Tensor  # of attention logits, [branches, n or 1]
+    blend: Tensor | None  # the guidance weights [T, P]
 
     @property
     def rows(self) -> int | None:  # type: ignore[override]
         return max(FEWEST_ROWS, CACHE_BYTES // (self.packed.row_bytes * len(self.scale)))
 
-    accept = staticmethod(accept)
-
     def select(self, rows: Tensor) -> CTransformerEngine:
-        condition = None if self.condition is None else _pick(self.condition, rows)
-        return replace(self, condition=condition, scale=_pick(self.scale, rows))
+        condition, scale = (t if t.shape[1] == 1 else t[:, rows] for t in (self.condition, self.scale))
+        return replace(self, condition=condition, scale=scale)
 
     def rough(self) -> CTransformerEngine | None:
         found = c_long.in_dll(self.packed.lib, "jf_bfloat16").value
         return replace(self, packed=self.packed.rough) if found else None
 
-    def new_cache(self, n: int) -> CCache:
-        return CCache.empty(self.packed, n, len(self.scale))
+    def new_cache(self, n: int, layers: int | None = None) -> CCache:
+        depth, *rest = self.packed.cache_shape
+        return CCache.empty((layers or depth, n, len(self.scale), *rest))
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
         assert cache is None or isinstance(cache, CCache)
-        one, starts = (start, None) if isinstance(start, int) else (0, start.contiguous())
-        n, x = len(x), in_rows(x)
-        # Positions beyond the last are not written to.
-        theta = (x.new_empty if starts is None else x.new_zeros)(n, width, self.packed.params)
-        if not n:
-            return theta
-        room = CCache.empty(self.packed, n, len(self.scale), layers=1) if cache is None else cache
-        rows = self._rows(x, room, kept=cache is not None)
-        which = ctypes.addressof(rows), 0 if starts is None else starts.data_ptr(), one, width
-        self._run("jf_params", room, which, (theta.data_ptr(),))
-        last = one if starts is None else int(starts.max())
-        room.filled = max(room.filled, min(last + width - 1, x.shape[1] - 1))
+        x, starts = in_rows(x), torch.as_tensor(start).contiguous()
+        theta = (x.new_zeros if starts.ndim else x.new_empty)(len(x), width, self.packed.params)  # padding stays zero
+        if len(x):
+            room = self.new_cache(len(x), layers=1) if cache is None else cache
+            where = starts.data_ptr(), starts.ndim, width
+            self._run("jf_params", x, room, where, theta.data_ptr(), kept=cache is not None)
         return theta
-
-    def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.map.inverse(z, theta)
 
     def solve(self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None) -> None:
         if cache is None:
@@ -179,84 +139,50 @@ class CTransformerEngine(Engine):
         elif len(x) and start < stop:
             assert isinstance(cache, CCache)
             own, z, slopes = in_rows(x), in_rows(z), x.new_empty(len(x), stop - start)
-            rows = self._rows(own, cache, kept=True)
-            which = ctypes.addressof(rows), start, stop, z.data_ptr()
-            self._run("jf_solve", cache, which, (z.stride(0), slopes.data_ptr(), slopes.stride(0), self.map.code))
-            cache.filled = max(cache.filled, stop - 1)
+            out = z.stride(0), slopes.data_ptr(), slopes.stride(0), self.map.code
+            self._run("jf_solve", own, cache, (start, stop, z.data_ptr()), *out)
             log_slope[:, start:stop] = slopes
-            if own is not x:
-                x.copy_(own)
+            x.copy_(own)  # nothing happens if they are the same
 
-    def _run(self, name: str, cache: CCache, which: tuple[int, ...], out: tuple[int, ...]) -> None:
+    def _run(self, name: str, x: Tensor, room: CCache, where: tuple[int, ...], *out: int, kept: bool = True) -> None:
         """Call a C function; on one thread if the system does not give more."""
-        call, scratch = (getattr(self.packed.lib, word) for word in (name, f"{name}_scratch"))
-        for count in (thread_count(), 1):
-            room = cache.reserve(scratch(self.packed.address, *which, count))
-            if not call(self.packed.address, *which, *out, room, count):
-                break
-
-    def _rows(self, x: Tensor, room: CCache, *, kept: bool) -> ctypes.Structure:
-        assert room.k.shape[1:3] == (len(x), len(self.scale))
-        condition, blend = (0, 0, 0), 0 if self.blend is None else self.blend.data_ptr()
-        if self.condition is not None:
-            condition = (self.condition.data_ptr(), *_strides(self.condition))
-        return _Rows(
-            *(len(x), len(self.scale), x.data_ptr(), x.stride(0), *condition),
-            *(self.scale.data_ptr(), *_strides(self.scale), blend),
+        n, branches = len(x), len(self.scale)
+        assert room.k.shape[1:3] == (n, branches)
+        rows = _Rows(
+            *(n, branches, x.data_ptr(), x.stride(0)),
+            *(self.condition.data_ptr(), *self.condition.expand(-1, n, -1).stride()[:2]),  # 0 if samples share one
+            *(self.scale.data_ptr(), *self.scale.expand(-1, n).stride()),
+            0 if self.blend is None else self.blend.data_ptr(),
             *(room.k.data_ptr(), room.v.data_ptr(), room.k.stride(0) if kept else 0),
         )
+        call, scratch = (getattr(self.packed.lib, word) for word in (name, f"{name}_scratch"))
+        given = self.packed.address, ctypes.addressof(rows), *where
+        for count in (thread_count(), 1):
+            size = scratch(*given, count)
+            if len(room.scratch) < size:
+                room.scratch = room.k.new_empty(size)
+            if not call(*given, *out, room.scratch.data_ptr(), count):
+                break
 
 
 def engine(conditioner: Conditioner, bijector: Bijector) -> CTransformerEngine | None:
     """The engine, if the C functions compute exactly this: in float32 on a CPU, without autocast."""
-    network = description(conditioner)
-    if type(network) is not TransformerNetwork or torch.is_autocast_enabled("cpu"):
+    network, by, lib = description(conditioner), c_map(bijector), library()
+    if type(network) is not TransformerNetwork or by is None or by.kind not in ("exp", "shift") or lib is None:
         return None
-    found = c_map(bijector)
-    if found is None or found.formula.kind not in MAPS:
-        return None
+    pairs = (network.proj_in, network.proj_out, *(pair for layer in network.layers for pair in layer))
+    bound = (network.pos_embed, network.condition, network.temperature, network.blend)
+    tensors = [t for pair in pairs for t in pair] + [t for t in bound if t is not None]
     fits = len(network.proj_out.weight) == network.proj_in.weight.shape[1] * bijector.params
-    same = len({len(layer.up.weight) for layer in network.layers}) == 1
-    lib = library() if fits and same and all(map(_readable, _tensors(network))) else None
-    if lib is None:
+    if not fits or len({len(layer.up.weight) for layer in network.layers}) != 1 or not readable(tensors):
         return None
     with torch.no_grad():
         packed = network.reuse(lambda: PackedTransformer(lib, network))
-        condition, blend, branches = network.condition, network.blend, 1 if network.blend is None else 2
-        temperature = network.pos_embed.new_ones(1) if network.temperature is None else network.temperature
-        scale = _by_branch(network.head_dim**-0.5 / temperature, branches)
-        condition = None if condition is None else _by_branch(condition.detach()[:, 0], branches)
-        return CTransformerEngine(packed, found, condition, scale, None if blend is None else blend.contiguous())
-
-
-def _tensors(network: TransformerNetwork) -> list[Tensor]:
-    """Every one of them."""
-    pairs = (network.proj_in, network.proj_out, *(pair for layer in network.layers for pair in layer))
-    found = (network.pos_embed, network.condition, network.temperature, network.blend)
-    return [t for pair in pairs for t in pair] + [t for t in found if t is not None]
-
-
-def _readable(t: Tensor) -> bool:
-    """Whether the numbers of t can be read where they lie: no subclass of Tensor, which may mean others."""
-    plain = type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided
-    return plain and t.device.type == "cpu" and t.dtype == torch.float32
-
-
-def _folded(linear: Affine, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """linear(scale * x + shift) as one matrix and bias."""
-    return linear.weight * scale, linear.bias + linear.weight @ shift
-
-
-def _by_branch(t: Tensor, branches: int) -> Tensor:
-    """[branches * n or 1, ...] as [branches, n or 1, ...]."""
-    t = t.expand(branches, *t.shape[1:]) if len(t) == 1 else t
-    return t.reshape(branches, len(t) // branches, *t.shape[1:]).contiguous()
-
-
-def _pick(t: Tensor, rows: Tensor) -> Tensor:
-    return t if t.shape[1] == 1 else t[:, rows]
-
-
-def _strides(t: Tensor) -> tuple[int, int]:
-    """How far branches and samples are apart; 0 if all samples share one."""
-    return t.stride(0), 0 if t.shape[1] == 1 else t.stride(1)
+        like, blend, branches = network.pos_embed, network.blend, 1 if network.blend is None else 2
+        condition = like.new_zeros(1, 1, like.shape[1]) if network.condition is None else network.condition.detach()
+        scale = network.head_dim**-0.5 / (like.new_ones(1) if network.temperature is None else network.temperature)
+        condition, scale = (
+            torch.stack((torch.cat([t] * branches) if len(t) == 1 else t).chunk(branches))
+            for t in (condition[:, 0], scale)
+        )
+        return CTransformerEngine(by, packed, condition, scale, None if blend is None else blend.contiguous())

@@ -1,8 +1,4 @@
-"""Checksums over every byte of some tensors: of any dtype, layout and device, beside other work if wanted.
-
-On a CPU the compiled function reads them at the speed of memory. Elsewhere, and where there is no compiler,
-torch computes the sums, with few launches and one host read per device.
-"""
+"""Checksums over every byte of some tensors, by the compiled function; elsewhere by torch, with one host read."""
 
 from __future__ import annotations
 
@@ -10,14 +6,14 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from ctypes import c_uint64, c_void_p
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from jacobiflow.kernels import build
-from jacobiflow.kernels.c_library import structure
 from jacobiflow.kernels.threads import thread_count
 
 PIECE = 1 << 18  # bytes of one sum in C, or in torch on a CPU: they stay in its cache
@@ -27,9 +23,7 @@ SMALL = 4 << 20  # bytes that are read about as soon as a thread is started
 ODD = -7046029254386353131, -4417276706812531889  # as signed 64-bit numbers
 
 Sums = tuple[Any, ...]  # layout and checksums of a group of tensors
-
-
-_Piece = structure("P start L bytes")
+_Piece = build.structure("P start L bytes")
 
 
 def layout(t: Tensor) -> tuple[Any, ...]:
@@ -41,19 +35,19 @@ class Memory:
     """The memory of groups of tensors, kept alive, and its checksums."""
 
     def __init__(self, groups: Iterable[Iterable[Tensor]]) -> None:
-        self.lib, self.layouts, self.ends = build.library(), list[Any](), list[int]()
+        self.lib, self.ends = build.library(), list[int]()
         self.tensors = [[t.detach() for t in group] for group in groups]
-        self.others: dict[torch.device, dict[int, list[Tensor]]] = {}  # that torch reads, by device and group
+        self.layouts = [tuple(map(layout, group)) for group in self.tensors]
+        self.others: dict[tuple[int, torch.device], list[Tensor]] = {}  # that torch reads, by group and device
         pieces = list[ctypes.Structure]()
         for i, group in enumerate(self.tensors):
             for t in group:
                 flat = _flat(t) if self.lib is not None and t.is_cpu else None
                 if flat is None or flat.untyped_storage().data_ptr() != t.untyped_storage().data_ptr():
-                    self.others.setdefault(t.device, {}).setdefault(i, []).append(t)
+                    self.others.setdefault((i, t.device), []).append(t)
                 else:
                     start, size = flat.data_ptr(), len(flat)
                     pieces += [_Piece(start + at, min(PIECE, size - at)) for at in range(0, size, PIECE)]
-            self.layouts.append(tuple(map(layout, group)))
             self.ends.append(len(pieces))
         self.pieces = (_Piece * len(pieces))(*pieces)
         self.bytes = sum(piece.bytes for piece in pieces)
@@ -61,12 +55,11 @@ class Memory:
     @property
     def apart(self) -> bool:
         """Whether sums are better computed beside other work than before it."""
-        return any(device.type != "cpu" for device in self.others) or (self.bytes > SMALL and thread_count() > 1)
+        return any(device.type != "cpu" for _, device in self.others) or (self.bytes > SMALL and thread_count() > 1)
 
     def sums(self) -> list[Sums]:
         """The sums of each group now."""
-        with Running(self, min(thread_count() - 1, self.bytes // LARGE)) as running:
-            return running.end()
+        return Running(self, min(thread_count() - 1, self.bytes // LARGE)).end()
 
 
 class Running:
@@ -77,11 +70,11 @@ class Running:
         self.job = c_void_p()  # set and cleared by C alone: an interrupt cannot part the two
         self.found = (c_uint64 * len(memory.pieces))()
         with torch.no_grad():
-            others = memory.others.items()
-            self.others = {device: torch.stack([*map(_torch_sum, some.values())]) for device, some in others}
+            others = [_torch_sum(tensors) for tensors in memory.others.values()]
+            self.others = torch.stack([one.to(others[0].device) for one in others]) if others else torch.empty(0)
         if memory.lib is not None:
-            count, job = len(self.found), ctypes.byref(self.job)
-            memory.lib.jf_checksums_begin(memory.pieces, count, self.found, threads, job)
+            job = ctypes.byref(self.job)
+            memory.lib.jf_checksums_begin(memory.pieces, len(self.found), self.found, threads, job)
             if not self.job:
                 raise MemoryError("no memory for the checksums of the weights: free some")
 
@@ -90,22 +83,18 @@ class Running:
         self._join()
         ends = pairwise((0, *self.memory.ends))
         done = [(own, *self.found[a:b]) for own, (a, b) in zip(self.memory.layouts, ends, strict=True)]
-        for device, sums in self.others.items():
-            for i, number in zip(self.memory.others[device], sums.tolist(), strict=True):
-                done[i] += (number,)
+        for (i, _), number in zip(self.memory.others, self.others.tolist(), strict=True):
+            done[i] += (number,)
         return done
 
-    def _join(self) -> None:
+    def _join(self, *_: object) -> None:
         if self.job and self.memory.lib is not None:
             self.memory.lib.jf_checksums_end(ctypes.byref(self.job))
 
     def __enter__(self) -> Running:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._join()  # its threads read memory that is kept alive here, and write into it
-
-    __del__ = _join
+    __exit__ = __del__ = _join  # its threads read memory that is kept alive here, and write into it
 
 
 def _flat(t: Tensor) -> Tensor:
@@ -117,17 +106,11 @@ def _flat(t: Tensor) -> Tensor:
 def _torch_sum(tensors: Sequence[Tensor]) -> Tensor:
     """A checksum of tensors on one device: sums of words, each mixed with its place by a bijection."""
     size = PIECE if tensors[0].is_cpu else LAUNCH
-    batches, room, places = [list[Tensor]()], size, _places(tensors[0].device, size // 8)
-    for t in tensors:
-        for piece in torch.split(_flat(t), size):
-            if len(piece) > room:
-                batches.append([])
-                room = size
-            batches[-1] += [piece, piece.new_zeros(-len(piece) % 8)]
-            room -= len(piece) + -len(piece) % 8
-    total = places.new_zeros(())
-    for batch in batches:
-        words = torch.cat(batch).view(torch.int64)
+    places = _places(tensors[0].device, size // 4)  # a batch is less than two pieces
+    pieces = [piece for t in tensors for piece in torch.split(_flat(t), size)]
+    total, ends = places.new_zeros(()), accumulate(len(piece) + -len(piece) % 8 for piece in pieces)
+    for _, batch in groupby(zip(ends, pieces, strict=True), lambda pair: pair[0] // size):
+        words = torch.cat([F.pad(piece, (0, -len(piece) % 8)) for _, piece in batch]).view(torch.int64)
         words ^= places[: len(words)]
         for odd, shift in zip(ODD, (29, 32), strict=True):
             words.mul_(odd)

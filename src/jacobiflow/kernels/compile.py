@@ -1,8 +1,4 @@
-"""The torch.compile backend: static shapes, compiled once per number of rows and width of the window.
-
-Where the windows begin is a tensor, so one graph serves every frontier and every block of a flow; on CUDA it
-is captured as a CUDA graph. It compiles the conditioner's own `params`: there is no second forward pass.
-"""
+"""The torch.compile backend: a conditioner's own `params`, compiled once per number of rows and width of window."""
 
 from __future__ import annotations
 
@@ -14,41 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobiflow.core.bijectors import Bijector
 from jacobiflow.core.block import Cache, Conditioner, Start, WrappedConditioner
 from jacobiflow.core.progress import announce
-from jacobiflow.kernels.torch_reference import TorchEngine
 
-# By exact type of conditioner: the same conditioner with its network compiled; None declines. The modules
-# that define conditioners add them.
+# By exact type: the same conditioner with its network compiled, or None. Modules that define conditioners add them.
 COMPILED: dict[type[Any], Callable[[Any], Conditioner | None]] = {}
-
-
-def engine(conditioner: Conditioner, bijector: Bijector) -> TorchEngine | None:
-    """The torch engine over a compiled conditioner; None if this type of conditioner is not in `COMPILED`."""
-    found = compiled(conditioner)
-    return None if found is None else TorchEngine(found, bijector, name="compile", compacts=False)
 
 
 def compiled(conditioner: Conditioner) -> Conditioner | None:
     """The conditioner with its network compiled, if its type allows that."""
-    make = COMPILED.get(type(conditioner))
-    return None if make is None else make(conditioner)
+    return COMPILED.get(type(conditioner), lambda _: None)(conditioner)
 
 
 class StaticConditioner(WrappedConditioner):
-    """A conditioner whose `params` is compiled.
-
-    `inner.params` must take starts as a tensor, without a look at their values.
-    """
+    """A conditioner whose `params` is compiled, with starts as a tensor: one graph serves all frontiers and blocks."""
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
-        size, skip = bucket(width, self.length - 1), 0
+        size = min(1 << (width - 1).bit_length(), self.length - 1)  # few widths are compiled
+        starts, skip = start, 0
         if isinstance(start, int):  # final positions before it fill the bucket, and come out as they were
             begin = max(start - (size - width), 1)
             starts, skip = torch.full((len(x),), begin, device=x.device), start - begin
-        else:
-            starts = start
         own = x.clone(memory_format=torch.contiguous_format)  # its strides are part of the compiled code
         # What torch compiles for, apart from values:
         kinds = tuple((t.shape, t.dtype, t.device, t.requires_grad, t.is_inference()) for t in (own, *self.tensors()))
@@ -60,31 +42,19 @@ class StaticConditioner(WrappedConditioner):
         return torch.cat((first, self.params(x, 1, rest, self.new_cache(len(x)))), 1) if rest else first
 
 
-def evaluate(conditioner: Conditioner, x: Tensor, start: Tensor, width: int, cache: Cache) -> Tensor:
-    """What is compiled."""
-    return conditioner.params(x, start, width, cache)
-
-
 @cache
 def step(device: str, width: int, signature: tuple[Any, ...]) -> Callable[..., Tensor]:
-    """`evaluate`, compiled for one kind of device and one set of shapes.
-
-    Each has code of its own: torch counts compilations per code object, and gives up at the eighth.
-    """
+    """A conditioner's `params`, compiled for one kind of device and one set of shapes."""
     announce("torch compiles the network, once per batch size and width: this takes up to a minute")
-    own = FunctionType(evaluate.__code__.replace(), evaluate.__globals__, f"evaluate_{width}")
+
+    def evaluate(conditioner: Conditioner, x: Tensor, start: Tensor, width: int, cache: Cache) -> Tensor:
+        return conditioner.params(x, start, width, cache)
+
+    # Each has code of its own: torch counts compilations per code object, and gives up at the eighth.
+    own = FunctionType(evaluate.__code__.replace(), globals(), f"evaluate_{width}")
     return torch.compile(own, dynamic=False, fullgraph=True, **options(device))
 
 
 def options(device: str) -> dict[str, Any]:
     """How torch compiles for a kind of device; "reduce-overhead" is CUDA graphs."""
     return {"mode": "reduce-overhead"} if device == "cuda" else {}
-
-
-def bucket(width: int, most: int) -> int:
-    """The width that a window of `width` positions is evaluated in.
-
-    >>> [bucket(w, 48) for w in (1, 2, 3, 17, 33, 48)]
-    [1, 2, 4, 32, 48, 48]
-    """
-    return min(1 << (width - 1).bit_length(), most)

@@ -26,18 +26,14 @@ def thread_count() -> int:
 
 @contextmanager
 def torch_single_threaded(like: Tensor) -> Iterator[None]:
-    """Run torch's operators on one thread if the tensors are small, beside C functions on all threads.
-
-    Torch's other threads wait for work by spinning, which takes the processor from those of the C functions.
-    """
-    count, float32 = torch.get_num_threads(), like.device.type == "cpu" and like.dtype == torch.float32
-    small = float32 and like.numel() <= SMALL_NUMEL and not torch.is_autocast_enabled("cpu")
-    with_c = count > 1 and small and not torch.is_grad_enabled() and library() is not None
-    pool = openmp() if with_c else None
-    if pool is None:
+    """Run torch's operators on one thread if tensors are small: its idle threads spin, and slow the C functions."""
+    small = like.is_cpu and like.dtype == torch.float32 and like.numel() <= SMALL_NUMEL
+    plain = small and not torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()
+    count = torch.get_num_threads()
+    if not plain or count == 1 or library() is None or (pool := openmp()) is None:
         yield
         return
-    pool.omp_set_num_threads(1)
+    pool.omp_set_num_threads(1)  # `torch.set_num_threads` would also set what threads that are born meanwhile take
     before, _own.count = getattr(_own, "count", None), count
     try:
         yield
@@ -48,11 +44,7 @@ def torch_single_threaded(like: Tensor) -> Iterator[None]:
 
 @cache
 def openmp() -> ctypes.CDLL | None:
-    """The thread pool of torch's operators, if it can be found.
-
-    Its setting is the calling thread's own. `torch.set_num_threads` would also set what every thread
-    that is born meanwhile takes for good.
-    """
+    """The thread pool of torch's operators, whose setting is the calling thread's own; None if it cannot be found."""
     for name in (None, torch._C.__file__):  # what the process has loaded, else what torch is linked with
         with suppress(OSError, AttributeError):
             pool = ctypes.CDLL(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,29 +13,29 @@ from jacobiflow.core.files import write_text
 from jacobiflow.core.progress import in_time, pace, progress_bar
 from jacobiflow.core.records import as_json
 from jacobiflow.core.results import JacobiflowError
-from jacobiflow.core.suggest import pip_install
+from jacobiflow.core.tables import pip_install
 
 TIMED = 2  # steps whose time gives the estimate; the one before them warms up
 WORTH_SAYING = 60.0  # seconds
 
 
-class Log:
-    """log.jsonl, one object per line. People see a progress bar on a terminal and a line per entry elsewhere.
-
-    A run that resumes from `step` drops the later lines, because it writes them again.
-    """
+class Log(AbstractContextManager[Any]):
+    """log.jsonl, one object per line, of which a run that resumes from `step` drops the later ones; and a bar."""
 
     def __init__(self, folder: Path, step: int, total: int, *, tensorboard: bool) -> None:
         self.path = folder / "log.jsonl"
-        self.board = _board(folder / "tensorboard", step) if tensorboard else None
+        self.board: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise JacobiflowError(f"TensorBoard is missing: {pip_install('[tensorboard]')}") from None
+            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         write_text(self.path, "".join(f"{json.dumps(e)}\n" for e in entries(folder) if e["step"] <= step))
         self.bar = progress_bar(total=total, initial=step, unit="step")
         self.shown: dict[str, str] = {}
         self.since, self.images = perf_counter(), 0  # for the rate
         self.left, self.steps, self.first = total - step, 0, 0.0  # for the estimate
-
-    def __enter__(self) -> Log:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
@@ -45,8 +45,6 @@ class Log:
     def advance(self, images: int, loss: float) -> None:
         """Count one step of so many images. The first steps tell how long all of them take."""
         self.shown["loss"] = f"{loss:.4g}"
-        self.bar.set_postfix(self.shown, refresh=False)
-        self.bar.update()
         self.images += images
         self.steps += 1
         if self.steps == 1:
@@ -65,21 +63,16 @@ class Log:
         return rate
 
     def write(self, *, step: int, epoch: float, **values: float) -> None:
-        """Log values after `step` steps. Values that are not finite become null."""
-        entry = {"step": step, "epoch": epoch, **values}
-        with self.path.open("a", encoding="utf-8") as f:
-            f.write(f"{json.dumps(as_json(entry))}\n")
-        if self.board is not None:
-            for name, value in values.items():
-                self.board.add_scalar(name, value, step)
+        """Log the values, if there are any, after `step` steps, and show the step. What is not finite becomes null."""
+        if values:
+            with self.path.open("a", encoding="utf-8") as f:
+                f.write(f"{json.dumps(as_json({'step': step, 'epoch': epoch, **values}))}\n")
+        for name, value in values.items() if self.board is not None else ():
+            self.board.add_scalar(name, value, step)
         self.shown |= {k: f"{v:.4g}" for k, v in values.items() if k in ("loss", "validation", "rate")}
-        self.bar.set_postfix(self.shown)
-
-
-def last(folder: Path) -> dict[str, float | None]:
-    """All values that were logged at the last step."""
-    found: list[dict[str, float | None]] = entries(folder)
-    return found[-1] if found else {}
+        self.bar.set_postfix(self.shown, refresh=False)
+        if not self.bar.update() and values:  # a step is shown once
+            self.bar.refresh()
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
@@ -89,11 +82,3 @@ def entries(folder: Path) -> list[dict[str, Any]]:
         with suppress(ValueError):
             found.append(json.loads(line))
     return found
-
-
-def _board(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise JacobiflowError(f"TensorBoard is missing: {pip_install('[tensorboard]')}") from None
-    return SummaryWriter(str(folder), purge_step=step + 1)

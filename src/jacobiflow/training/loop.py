@@ -1,8 +1,7 @@
 """One training loop for all flows, on one process or many.
 
-All randomness is a function of (seed, step): data order, noise, flips and dropped labels are drawn for
-the global batch, and each process takes its share. So the number of processes does not change them, and
-a resumed run draws the same numbers as an uninterrupted one.
+All randomness is a function of (seed, step), drawn for the global batch, of which each process takes its share: the
+number of processes does not change it, and a resumed run draws the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +20,22 @@ from torch import Tensor, nn
 
 from jacobiflow.core.files import checksum, remove_leftovers, write_errors
 from jacobiflow.core.hardware import has_bfloat16
-from jacobiflow.core.locks import Lock
 from jacobiflow.core.pictures import save_images
-from jacobiflow.core.processes import StopKey, World, peers
+from jacobiflow.core.processes import Lock, StopKey, World, peers
 from jacobiflow.core.progress import note
-from jacobiflow.core.results import JacobiflowError
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from jacobiflow.data.transforms import Batch, prepare
 from jacobiflow.flows.checkpoint import document
 from jacobiflow.flows.flow import Flow
 from jacobiflow.training.log import Log
 from jacobiflow.training.recipe import Recipe, TrainingConfig
-from jacobiflow.training.state import CONTENT, State
+from jacobiflow.training.state import CONTENT, State, TrainingError
 
 # Settings that may change when a run resumes: they decide what is written or how a step is computed.
-MAY_CHANGE = {
-    "data.source",
-    *(f"training.{name}" for name in ("log_every", "save_every", "keep_every", "sample_every", "validate")),
-    *(f"training.{name}" for name in ("tensorboard", "accumulate", "compile")),
-}
+MAY_CHANGE = {"source", "log_every", "save_every", "keep_every", "sample_every", "validate"}
+MAY_CHANGE |= {"tensorboard", "accumulate", "compile", "bf16"}
 STEPS = 100  # of an epoch, where there is no data to pass over
-
-
-class TrainingError(JacobiflowError):
-    """A run that cannot start or continue."""
+Draws = range  # noise in place of data: so many draws are an epoch
 
 
 def learning_rate(step: int, steps_per_epoch: float, total: int, config: TrainingConfig) -> float:
@@ -116,15 +106,19 @@ class Trainer:
             raise TrainingError("training.bf16: this processor has no bfloat16 instructions: leave it out")
         self.per_epoch = len(train) // config.batch_size
         self.total = max(1, round(config.epochs * self.per_epoch))
-        self.optimizer = torch.optim.AdamW(
-            flow.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-        )
+        options: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "weight_decay": config.weight_decay}
+        self.optimizer = torch.optim.AdamW(flow.parameters(), **options)
         self.average: Flow | None = deepcopy(flow) if config.ema else None
         self.result = self.average or flow
-        loss: nn.Module = Loss(flow, config.tol)
+        loss: Any = Loss(flow, config.tol)
         if config.compile:
-            loss = torch.compile(loss)  # type: ignore[assignment]
-        self.loss = nn.parallel.DistributedDataParallel(loss, **_no_buffers()) if world.size > 1 else loss
+            loss = torch.compile(loss)
+        if world.size > 1:
+            names = inspect.signature(nn.parallel.DistributedDataParallel).parameters  # they differ between versions
+            sync = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+            options = {sync: False}  # buffers are equal everywhere
+            loss = nn.parallel.DistributedDataParallel(loss, **options)
+        self.loss: nn.Module = loss
         more = {"total": self.total, "flow": document(flow)}
         self.state = State(out, self._settings(), flow, self.optimizer, self.average, more)
 
@@ -132,14 +126,14 @@ class Trainer:
         """The settings and the training images that a resumed run must share, as one flat table."""
         content: dict[str, Any] = {"training images": len(self.train)}
         if isinstance(self.train, Images):
-            tensors = {"pixels": self.train.pixels, "labels": self.train.labels}
-            content[CONTENT] = checksum({k: v for k, v in tensors.items() if v is not None})
+            labels = {} if self.train.labels is None else {"labels": self.train.labels}
+            content[CONTENT] = checksum({"pixels": self.train.pixels} | labels)
         if content != self.world.share(lambda: content):
             raise TrainingError("this process has read other images than the first: give all the same data")
         doc = json.loads(json.dumps(self.recipe.to_dict()))
-        flat = {f"{t}.{k}": v for t in ("model", "data", "training") for k, v in doc[t].items()}
-        kept = {k: v for k, v in flat.items() if k not in MAY_CHANGE and k != "training.bf16"}
-        return content | kept | {"bfloat16": self.bf16}
+        for table in ("model", "data", "training"):
+            content |= {f"{table}.{name}": value for name, value in doc[table].items() if name not in MAY_CHANGE}
+        return content | {"bfloat16": self.bf16}
 
     def run(self) -> None:
         """Train to the last step. Resumes from the state in `out` if there is one."""
@@ -232,18 +226,14 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     def write(self, step: int, loss: float, norm: float, log: Log) -> None:
-        """Log, validate, sample and save, each when due after `step` steps.
-
-        The state comes last: a run that is killed before resumes from the previous one and repeats the rest.
-        """
+        """Log, validate, sample and save, each when due. The state comes last: whoever is killed before repeats it."""
         config, end, values = self.config, step == self.total, dict[str, float]()
         if end or step % config.log_every == 0:
             lr = self.optimizer.param_groups[0]["lr"]
             values |= {"loss": loss, "norm": norm, "lr": lr, "rate": log.rate()}
         if config.validate and len(self.validation) and (end or step % self.per_epoch == 0):
             values["validation"] = self.evaluate()
-        if values:
-            log.write(step=step, epoch=step / self.per_epoch, **values)
+        log.write(step=step, epoch=step / self.per_epoch, **values)
         if config.sample_every and (end or step % config.sample_every == 0):
             self.picture(step)
         if config.keep_every and step % config.keep_every == 0:
@@ -273,21 +263,10 @@ class Trainer:
         out = self.result.sample(8 * columns, labels=labels, plan="selective", seed=self.config.seed)
         x = self.result.as_shown(out.x)
         if x.ndim == 2:  # grey squares
-            side = math.isqrt(x.shape[1])
-            x = x.reshape(-1, 1, side, side)
-        folder = self.out / "samples"
-        folder.mkdir(exist_ok=True)
-        save_images(x, folder / f"step-{step:07d}.png", columns=columns)
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Noise in place of data: `count` draws are an epoch."""
-
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
+            x = x.reshape(len(x), 1, math.isqrt(x.shape[1]), -1)
+        path = self.out / "samples" / f"step-{step:07d}.png"
+        path.parent.mkdir(exist_ok=True)
+        save_images(x, path, columns=columns)
 
 
 class Loss(nn.Module):
@@ -299,9 +278,3 @@ class Loss(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.flow.training_loss(x, labels, self.tol)
-
-
-def _no_buffers() -> dict[str, Any]:
-    """The option, by its name in this torch, that skips synchronizing buffers: they are equal everywhere."""
-    names = inspect.signature(nn.parallel.DistributedDataParallel).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}

@@ -12,17 +12,13 @@ from typing import Any, get_args
 import torch
 
 from jacobiflow.core.files import read_text
-from jacobiflow.core.noise import Noise
 from jacobiflow.core.records import RecordError, build
-from jacobiflow.core.suggest import did_you_mean
-from jacobiflow.data.sources import DataConfig, DataError, Survey, survey
+from jacobiflow.core.rows import Noise
+from jacobiflow.core.tables import did_you_mean
+from jacobiflow.data.decoding import DataError
+from jacobiflow.data.sources import DataConfig, Survey, survey
 from jacobiflow.flows.families import family_of, find_family, recipe_files
 from jacobiflow.flows.tarflow import TarFlowConfig
-
-
-class RecipeError(RecordError):
-    """A recipe that cannot be read or whose settings contradict each other."""
-
 
 # What the fields of TrainingConfig must be: a rule, when it holds, and the fields.
 RULES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
@@ -33,7 +29,7 @@ RULES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     ("0 or more", lambda v: 0 <= v < math.inf, ("final_lr", "warmup_epochs", "weight_decay", "clip", "tol")),
     ("0 or more", lambda v: v >= 0, ("seed", "sample_every", "keep_every", "validate")),
     ("below 2^63", lambda v: v < 2**63, ("seed",)),
-    ("in [0, 1)", lambda v: 0 <= v < 1, ("label_drop", "ema")),
+    ("in [0, 1)", lambda v: 0 <= v < 1, ("label_drop", "ema", "betas")),
 )
 
 
@@ -69,12 +65,11 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for rule, holds, names in RULES:
             for name in names:
-                if not holds(getattr(self, name)):
-                    raise RecipeError(f"training.{name} must be {rule}, not {getattr(self, name)}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise RecipeError(f"training.betas must be in [0, 1), not {self.betas}")
+                value = getattr(self, name)
+                if not all(map(holds, value if isinstance(value, tuple) else [value])):
+                    raise RecordError(f"training.{name} must be {rule}, not {value}")
         if self.noise not in get_args(Noise):
-            raise RecipeError(f"training.noise must be {' or '.join(get_args(Noise))}, not {self.noise!r}")
+            raise RecordError(f"training.noise must be {' or '.join(get_args(Noise))}, not {self.noise!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,55 +82,39 @@ class Recipe:
     about: str = ""
 
     def __post_init__(self) -> None:
-        family = family_of(self.model)
-        if family.trains_on_noise:
-            if self.data.source:
-                raise RecipeError(f"a {family.family} flow learns without data: leave data.source empty")
-            return
-        std, noise = getattr(self.model, "noise_std", 0.0), self.training.noise
-        if noise == "gaussian" and not std:
-            wrong = "training.noise gaussian needs a model with a noise_std above 0"
-            raise RecipeError(f"{wrong}: set it, or another noise")
+        family, std, noise = family_of(self.model), getattr(self.model, "noise_std", 0.0), self.training.noise
+        if family.trains_on_noise and self.data.source:
+            raise RecordError(f"a {family.family} flow learns without data: leave data.source empty")
+        if noise == "gaussian" and not std and not family.trains_on_noise:
+            raise RecordError("training.noise gaussian needs a model with a noise_std above 0: set it or other noise")
         if noise != "gaussian" and std:
-            raise RecipeError(f"model.noise_std {std} is for training.noise gaussian, not {noise}: set it to 0")
+            raise RecordError(f"model.noise_std {std} is for training.noise gaussian, not {noise}: set it to 0")
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Recipe:
         """A bundled recipe by name, or a TOML file."""
-        path = Path(name_or_path)
-        if path.suffix == ".toml":
-            try:
-                text = read_text(path)
-            except (OSError, ValueError) as error:
-                raise RecipeError(f"cannot read the recipe {path}: {error}") from None
-        elif str(name_or_path) in recipe_names():
-            text = recipe_files()[str(name_or_path)].read_text(encoding="utf-8")
-        else:
-            known, hint = ", ".join(recipe_names()), did_you_mean(str(name_or_path), recipe_names())
-            raise RecipeError(f"no recipe is called {str(name_or_path)!r}{hint}: use a TOML file or {known}")
+        name, bundled = str(name_or_path), recipe_files()
+        if not name.endswith(".toml") and name not in bundled:
+            hint = did_you_mean(name, recipe_names())
+            raise RecordError(f"no recipe is called {name!r}{hint}: use a TOML file or {', '.join(recipe_names())}")
         try:
+            text = bundled[name].read_text(encoding="utf-8") if name in bundled else read_text(Path(name))
             return cls.from_dict(tomllib.loads(text))
-        except RecursionError:
-            raise RecipeError(f"{name_or_path}: it is nested too deeply") from None
-        except ValueError as error:  # a RecordError, or one of tomllib's
-            raise RecipeError(f"{name_or_path}: {error}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise RecordError(f"cannot read the recipe {name}: {why}") from None
 
     @classmethod
     def from_dict(cls, doc: dict[str, Any]) -> Recipe:
         """The recipe of a parsed TOML file."""
-        unknown = doc.keys() - {f.name for f in fields(cls)}
-        if unknown:
-            raise RecipeError(f"a recipe has no table {', '.join(sorted(unknown))!r}")
-        model = doc.get("model")
-        if not isinstance(model, dict):
-            raise RecipeError("a recipe needs a table [model]")
-        try:
-            family = find_family(model.get("family", "tarflow"))
-        except RecordError as error:
-            raise RecipeError(f"model.{error}") from None
-        shape = {k: v for k, v in model.items() if k != "family"}
+        if unknown := doc.keys() - {f.name for f in fields(cls)}:
+            raise RecordError(f"a recipe has no table {', '.join(sorted(unknown))!r}")
+        if not isinstance(doc.get("model"), dict):
+            raise RecordError("a recipe needs a table [model]")
+        model = dict(doc["model"])
+        family = find_family(model.pop("family", "tarflow"))
         return cls(
-            model=build(family.config_type, shape, "model"),
+            model=build(family.config_type, model, "model"),
             data=build(DataConfig, doc.get("data", {}), "data"),
             training=build(TrainingConfig, doc.get("training", {}), "training"),
             about=str(doc.get("about", "")),
@@ -143,9 +122,7 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads."""
-        doc = asdict(self)
-        doc["model"]["family"] = family_of(self.model).family
-        return doc
+        return asdict(self) | {"model": {"family": family_of(self.model).family, **asdict(self.model)}}
 
 
 def recipe_names() -> list[str]:
@@ -153,22 +130,19 @@ def recipe_names() -> list[str]:
     return sorted(recipe_files())
 
 
-# For one's own images: their shape decides the model, their number and the machine the training
-
 MAX_SIDE = 64  # larger images take more than small models and a CPU can give
+MAX_EPOCHS = 300  # few images are learned by heart sooner
 MAX_PATCHES = {"cpu": 8, "cuda": 16}  # per side
 STEPS = {"cpu": 4000, "cuda": 50_000}  # on two cores, an hour or less
-MAX_EPOCHS = 300  # few images are learned by heart sooner
 
 
 def recipe_for(source: str, device: torch.device) -> tuple[Recipe, Survey]:
-    """A recipe for the images of `source`, and what they are."""
-    config = DataConfig(source=source)
-    data = survey(config)
+    """A recipe for one's own images, and what they are; they decide the model, and with the machine the training."""
+    config, cuda = DataConfig(source=source), device.type == "cuda"
+    data, kind = survey(config), "cuda" if cuda else "cpu"
     if data.count < 4:
         raise DataError(f"{source} holds {data.count} images: training needs 4 or more")
-    cuda, batch = device.type == "cuda", min(64, data.count // 2)
-    kind = "cuda" if cuda else "cpu"
+    batch = min(64, data.count // 2)
     side, patch = image_side(data.side, MAX_PATCHES[kind])
     model = TarFlowConfig(
         image_size=side,
@@ -198,11 +172,10 @@ def image_side(median: int, most: int) -> tuple[int, int]:
     >>> [image_side(side, 16) for side in (28, 32, 64, 37, 500)]
     [(28, 2), (32, 2), (64, 4), (36, 3), (64, 4)]
     """
-    side = min(median, MAX_SIDE)
-    if side < 2:
+    if median < 2:
         raise DataError(f"the shorter sides of the images are {median} pixels (median): give larger images")
-    patch = -(-side // most)
-    return side - side % patch, patch
+    patch = math.ceil(min(median, MAX_SIDE) / most)
+    return min(median, MAX_SIDE) // patch * patch, patch
 
 
 def image_form(model: Any) -> tuple[int, int, int]:
@@ -210,22 +183,20 @@ def image_form(model: Any) -> tuple[int, int, int]:
     if isinstance(model, TarFlowConfig):
         return model.image_size, model.image_channels, model.num_classes
     if model.context:
-        raise RecipeError(f"images bring no context: set model.context to 0, not {model.context}")
-    side = math.isqrt(model.features)
-    if side**2 != model.features:
-        wrong = f"model.features {model.features} is no square"
-        raise RecipeError(f"{wrong}: grey images of that many pixels do not exist")
+        raise RecordError(f"images bring no context: set model.context to 0, not {model.context}")
+    if (side := math.isqrt(model.features)) ** 2 != model.features:
+        raise RecordError(f"model.features {model.features} is no square: there are no grey images of so many pixels")
     return side, 1, 0
 
 
 def said_of_images(recipe: Recipe, data: Survey) -> list[str]:
     """What the images of a recipe are, and what of them its model takes, in lines."""
-    count, named = image_form(recipe.model)[2], data.names
+    count, named, model = image_form(recipe.model)[2], data.names, recipe.model
     classes = f"{count} classes" if count else "no classes" if not data.classes else "classes not used"
     if count and len(named) == count:
         classes += f" ({', '.join(named[:8])}{', ...' if len(named) > 8 else ''})"
     lines = [f"{data.count:,} images, {data}, {classes}", conversion(recipe, data)]
-    if isinstance(model := recipe.model, TarFlowConfig):
+    if isinstance(model, TarFlowConfig):
         shape = f"patches of {model.patch_size} x {model.patch_size}, {model.length} positions"
         lines.append(f"model: {shape}, {model.blocks} blocks of width {model.width}")
     return [line for line in lines if line]
@@ -236,11 +207,9 @@ def conversion(recipe: Recipe, data: Survey) -> str:
     side, channels, _ = image_form(recipe.model)
     done = []
     if data.sizes != ((side, side),):
-        how = FITTED[recipe.data.fit] if any(w != h for w, h in data.sizes) else "resized"
+        words = {"crop": "cropped to squares and resized", "stretch": "stretched", "pad": "padded and resized"}
+        how = words[recipe.data.fit] if any(w != h for w, h in data.sizes) else "resized"
         done.append(f"{how} to {side} x {side} (see --data.fit)")
     if channels != data.channels:
         done.append("turned grey" if channels == 1 else "stored as colour")
     return f"images are {' and '.join(done)}" if done else ""
-
-
-FITTED = {"crop": "cropped to squares and resized", "stretch": "stretched", "pad": "padded and resized"}

@@ -19,8 +19,8 @@ FILE = STATE
 CONTENT = "checksum of the training images"
 
 
-class StateError(JacobiflowError, ValueError):
-    """A state that a run cannot resume from."""
+class TrainingError(JacobiflowError):
+    """A run that cannot start, resume or continue."""
 
 
 @dataclass(frozen=True)
@@ -55,39 +55,33 @@ class State:
             return 0
         try:
             about, tensors = read_state(path)
-            _compare(self.folder, about["settings"], self.settings)
-            self._restore(tensors)
-            return int(about["step"])
-        except StateError:
-            raise
+            saved, step, now = dict(about["settings"]), int(about["step"]), self.settings
+            names = [k for k in now if k in saved and now[k] != saved[k]]
+            if not names:
+                self._restore(tensors)
         except STATE_ERRORS as error:
-            advice = "restore it, or start again in a new --out"
-            raise StateError(f"{path} is damaged ({one_line(error)}): {advice}") from None
+            wrong = f"{path} is damaged ({one_line(error)})"
+            raise TrainingError(f"{wrong}: restore it, or start again in a new --out") from None
+        if len(names) > 1:  # other settings may choose other images: name the settings only
+            names = [k for k in names if k != CONTENT]
+        if names:
+            changed = "; ".join(f"{k} {saved[k]}, now {now[k]}" for k in names)
+            what = f"{self.folder} holds a run with other settings ({changed})"
+            raise TrainingError(f"{what}: use those, or start again in a new --out")
+        return step
 
     def _restore(self, tensors: dict[str, Tensor]) -> None:
         self.model.load_state_dict(_part(tensors, "model."))
         if self.average is not None:
             self.average.load_state_dict(_part(tensors, "average."))
-        slots: dict[str, dict[str, Tensor]] = {}
-        for key, value in _part(tensors, "optimizer.").items():
-            slot, _, name = key.partition(".")
-            slots.setdefault(name, {})[slot] = value
+        stored = _part(tensors, "optimizer.")
+        known = sorted({key.partition(".")[0] for key in stored})  # the slots of this optimizer
         for name, p in self.model.named_parameters():
-            own = slots.get(name, {})
-            if any(k != "step" and v.shape != p.shape for k, v in own.items()):
+            slots = {slot: stored[f"{slot}.{name}"] for slot in known if f"{slot}.{name}" in stored}
+            if any(slot != "step" and v.shape != p.shape for slot, v in slots.items()):
                 raise ValueError(f"its optimizer state of {name} has another shape")
-            if own:
-                self.optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in own.items()}
-
-
-def _compare(folder: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:
-    names = [k for k in now if k in saved and now[k] != saved[k]]
-    if len(names) > 1:  # other settings may choose other images: name the settings only
-        names = [k for k in names if k != CONTENT]
-    if names:
-        changed = "; ".join(f"{k} {saved[k]}, now {now[k]}" for k in names)
-        what = f"{folder} holds a run with other settings ({changed})"
-        raise StateError(f"{what}: use those, or start again in a new --out")
+            if slots:
+                self.optimizer.state[p] = {slot: v if slot == "step" else v.to(p.device) for slot, v in slots.items()}
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

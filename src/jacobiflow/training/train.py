@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from jacobiflow.core.noise import Noise
 from jacobiflow.core.processes import World
 from jacobiflow.core.progress import note
-from jacobiflow.data.sources import Images, Survey, load_images, survey
+from jacobiflow.core.rows import Noise
+from jacobiflow.data.decoding import Images
+from jacobiflow.data.sources import Survey, load_images, survey
 from jacobiflow.flows.calibration import calibrate
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.families import family_of
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.profile import measure_profile
 from jacobiflow.flows.weights import check_size
-from jacobiflow.training.loop import STEPS, Draws, Trainer, TrainingError
+from jacobiflow.training.loop import STEPS, Draws, Trainer
 from jacobiflow.training.recipe import Recipe, conversion, image_form, said_of_images
-from jacobiflow.training.state import FILE
+from jacobiflow.training.state import FILE, TrainingError
 
 PROFILE_SECONDS = 60.0
 
@@ -63,9 +64,8 @@ def measure(flow: Flow, seconds: float, progress: Callable[[str], None] = lambda
     """Fit first guesses and measure the convergence profile, for plan auto; returns what was left out."""
     calibrate(flow, seconds=seconds / 8, progress=progress)
     entry = measure_profile(flow, seconds=seconds, progress=progress)
-    left_out = ["the calibrated first guess"] * (flow.calibration is None)
-    left_out += ["the convergence profile"] if entry is None else [entry.left_out] * bool(entry.left_out)
-    return " and ".join(left_out)
+    guess = "" if flow.calibration else "the calibrated first guess"
+    return " and ".join(filter(None, (guess, entry.left_out if entry else "the convergence profile")))
 
 
 def build_flow(config: Any, noise: Noise | None = None, names: tuple[str, ...] = ()) -> Flow:
@@ -75,8 +75,7 @@ def build_flow(config: Any, noise: Noise | None = None, names: tuple[str, ...] =
         config = replace(config, noise=noise)
     if names and len(names) == getattr(config, "num_classes", 0) and not config.class_names:
         config = replace(config, class_names=names)
-    flow: Flow = family(config)
-    return flow
+    return cast(Flow, family(config))
 
 
 def take_weights(flow: Flow, source: str) -> None:
@@ -86,9 +85,8 @@ def take_weights(flow: Flow, source: str) -> None:
     have, need = ({k: list(v.shape) for k, v in t.items()} for t in (found, flow.state_dict()))
     for name in sorted(have.keys() | need.keys()):
         if have.get(name) != need.get(name):
-            shapes = f"{have.get(name, 'missing')} there, {need.get(name, 'missing')} here"
-            wrong = f"training.start {source} has another shape than the model"
-            raise TrainingError(f"{wrong}: tensor {name} is {shapes}")
+            shapes = f"tensor {name} is {have.get(name, 'missing')} there, {need.get(name, 'missing')} here"
+            raise TrainingError(f"training.start {source} has another shape than the model: {shapes}")
     flow.load_state_dict(found)
 
 

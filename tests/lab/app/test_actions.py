@@ -95,7 +95,7 @@ def test_the_plain_loop_has_the_same_answer(shelf: ModelRegistry, sampled: actio
     guided = actions.sample(shelf, **ASKED | {"guidance": 1, "count": 1})
     assert guided.plain is None  # it knows no guidance
     headline = text(views.sample_html(shelf["mnist-small"], guided), "headline")
-    assert re.search("(than|against) sequential decoding", headline)
+    assert re.search("(than|against|as) sequential decoding", headline)
 
 
 def test_denoising_and_the_file_of_samples(shelf: ModelRegistry, sampled: actions.SampleResult) -> None:
@@ -161,6 +161,7 @@ def test_progress_is_told_and_grows(shelf: ModelRegistry) -> None:
         ({"init": "elsewhere"}, "First guess"),
         ({"guidance": 1e9}, "Guidance"),
         ({"guidance": None}, "Guidance"),
+        ({"guidance": 1, "labels": []}, "Guidance pushes samples towards their label: choose labels, or set it to 0"),
         ({"runs": 100}, "Timed runs: give a whole number from 1 to 60"),
         ({"plan": "/etc/passwd"}, "Plan: choose sequential"),
         ({"labels": ["10"]}, "Labels: choose at most 10 from 0 to 9"),
@@ -289,6 +290,13 @@ def test_an_upload_is_reconstructed(shelf: ModelRegistry, tmp_path: Path, model:
     assert ["bits per dimension", f"{found.bits_per_dim:.3f}"] in rows
 
 
+def test_a_loose_inversion_is_not_called_converged(shelf: ModelRegistry, tmp_path: Path) -> None:
+    path = saved(tmp_path / "one.png", Image.fromarray(digit()))
+    for tol, word in ((1.0, "far from exact"), (1e-3, "converged")):
+        found = invert(shelf, **INVERTED | {"plan": "uniform", "upload": path, "tol": tol})
+        assert ["status", word] in cells(views.inversion_html(found, []), "inverted")
+
+
 def test_a_label_changes_the_likelihood(shelf: ModelRegistry, tmp_path: Path) -> None:
     path = saved(tmp_path / "one.png", Image.fromarray(digit()))
     plain = invert(shelf, **INVERTED, upload=path)
@@ -296,7 +304,7 @@ def test_a_label_changes_the_likelihood(shelf: ModelRegistry, tmp_path: Path) ->
     assert as_one.log_prob == pytest.approx(plain.by_label[1], rel=1e-4)
     assert as_one.log_prob != plain.log_prob
     assert plain.by_label.index(max(plain.by_label)) == 1
-    assert sum(views.label_scores(plain, shelf.label_names("mnist-small")).values()) == pytest.approx(1)
+    assert sum(p for _, p in views.label_scores(plain, shelf.label_names("mnist-small")).values()) == pytest.approx(1)
 
 
 MODES = {
@@ -441,14 +449,21 @@ def test_a_plan_is_made_shown_and_used(small: ModelRegistry) -> None:
     )
     assert seen == sorted(seen)
     assert seen[-1] < 1
-    measured = made.plan.about["measured"]
-    *blocks, total = cells(views.plan_html(made), "tuned-plan")
-    assert (f"{measured['speedup']:.2g}x" if measured["stable"] else "too noisy") in total
-    assert len(blocks) == 2
+    measured, shown = made.plan.about["measured"], text(views.plan_html(made))
+    change = f"This plan {views.compared(measured['speedup'], 'sequential decoding')}."
+    assert (change if measured["stable"] else "The speed-up is too noisy to tell.") in " ".join(shown.split())
+    assert [len(row) for row in cells(views.plan_html(made), "tuned-plan")] == [2, 2]  # no empty cells
     assert f"The fastest of {len(made.plan.about['tried'])} plans" in text(views.plan_html(made))
     assert flow.profile is not None  # which plan auto uses from now on
     found = actions.sample(small, **ASKED | {"model": name, "plan": "auto", "count": 2})
     assert found.plan == flow.plan("auto", n=2)
+
+
+def test_guidance_without_labels_is_not_tuned(shelf: ModelRegistry) -> None:
+    asked: dict[str, Any] = {"model": "mnist-small", "batch": 2, "guidance": 1, "measure": False}
+    with pytest.raises(UserError, match="choose labels"):
+        actions.machine_plan(shelf, **asked, labelled=False)
+    assert actions.machine_plan(shelf, **asked, labelled=True).guidance.weight == 1
 
 
 def test_a_batch_size_that_cannot_be(small: ModelRegistry) -> None:
@@ -549,11 +564,15 @@ def test_results_say_what_they_are(shelf: ModelRegistry, sampled: actions.Sample
     assert sampled.plain is not None
     ratio = sampled.plain.seconds / sampled.rows[1].seconds
     assert selective[2] == f"{ratio:.2g}x"
-    change = f"{ratio:.2g}x faster" if ratio >= 1 else f"{1 / ratio:.2g}x slower"
-    assert text(page, "headline") == f"selective is {change} than the plain loop"
+    assert text(page, "headline") == f"selective {views.compared(ratio, 'the plain loop')}"
     blocks = cells(views.block_html(sampled), "blocks")
     assert blocks[0][:3] == ["1 (next to the noise)", "sequential", "48.0 of 48"]
     assert [row[1] for row in blocks[1:]] == ["sweeps, tol 0.5, init previous"] * 3
+    steps = actions.block_steps(shelf, sampled, 1)
+    after = actions.samples_after(shelf, sampled, steps, 0, 0)
+    pictures = views.step_html(shelf["mnist-small"], sampled, steps, after, 0, 0)
+    (wide, high), gap = Image.open(io.BytesIO(base64.b64decode(pictures.split("base64,")[1].split('"')[0]))).size, 2
+    assert (wide, high) == (3 * (28 + gap) + gap, 28 + 2 * gap)  # three samples leave no empty tiles
     curves, caption = views.convergence_picture(sampled)
     assert "each block" in caption
     assert np.asarray(curves).std() > 10

@@ -162,7 +162,7 @@ def test_sampling_walking_and_messages(browser: Any, address: str) -> None:
             assert headline == "selective against the plain loop: too noisy to tell"
         else:
             assert re.fullmatch(r"[\d.]+x", gain)
-            assert re.fullmatch(r"selective is [\d.]+x (fast|slow)er than the plain loop", headline)
+            assert re.fullmatch(r"selective (is [\d.]+x (fast|slow)er than|takes as long as) the plain loop", headline)
         assert page.locator("#blocks tbody tr").count() == 4
         assert visitor.pixels("convergence").std() > 10
         assert page.inner_text("#title") == "mnist-small: 4 samples from seed 3, sequential and selective"
@@ -280,7 +280,7 @@ def test_the_page_opens_with_a_result(browser: Any, address: str) -> None:
     with Visitor(browser, address) as visitor:
         visitor.sampled("mnist-small: 10 samples from seed 0, sequential and auto")
         assert np.abs(visitor.pixels("sequential") - exact(0, 10)).max() <= 1
-        assert re.search("(than|against) the plain loop", visitor.page.inner_text("#headline"))
+        assert re.search("(than|against|as) the plain loop", visitor.page.inner_text("#headline"))
         visitor.page.locator("#sweeps input[type=range]").press("ArrowRight")  # it can be stepped through
         visitor.page.get_by_text(re.compile(r"after 1 of \d+ sweeps")).wait_for()
         with visitor.page.expect_download() as found:
@@ -307,9 +307,44 @@ def test_every_field_has_help(browser: Any, address: str) -> None:
                     visitor.page.locator(f"#{field}").get_by_text(text, exact=True).first.wait_for()
 
 
-def opacity(visitor: Visitor) -> float:
-    """Of the samples."""
-    script = "let e = document.querySelector('#sequential'), o = 1; while (e) {o *= getComputedStyle(e).opacity;"
+def test_classes_guidance_and_denoising_in_a_narrow_window(browser: Any, address: str) -> None:
+    with Visitor(browser, address, width=390) as visitor:
+        page = visitor.page
+        visitor.choose("model", "cifar10-cpu")
+        page.locator("#labels").get_by_text("truck", exact=True).wait_for()
+        button = page.locator("#go").bounding_box()
+        assert button["y"] + button["height"] < 900  # is seen without scrolling, above it ten names
+        page.click("#more button")
+        page.check("#denoise input")
+        visitor.ask(guidance=1, count=2, runs=1)
+        visitor.press("go")
+        visitor.sampled("cifar10-cpu: 2 samples from seed 0, sequential and auto, denoised")
+        assert page.locator("#convergence img").bounding_box()["width"] > 600  # can be read, and scrolls
+        assert visitor.overflow() <= 0
+        before = visitor.picture("planned")
+        while page.locator("#labels .token").count():
+            page.locator("#labels .token-remove").last.click()
+        visitor.press("go")
+        visitor.message("status", "Guidance pushes samples towards their label: choose labels, or set it to 0")
+        assert visitor.picture("planned") == before
+
+
+def test_tuning(browser: Any, address: str) -> None:
+    with Visitor(browser, address) as visitor:
+        visitor.tab("Plans")
+        visitor.page.fill("#tuned-batch input", "1")
+        visitor.press("tune")
+        visitor.page.wait_for_selector("#tune-status .progress-text, #tune-status .progress-level")
+        visitor.page.get_by_text(re.compile(r"The fastest of \d+ plans")).wait_for(timeout=4 * PATIENCE)
+        assert visitor.cell("tuned-plan", 0, 0) == "1 (next to the noise)"
+        visitor.choose("model", "mnist-maf")
+        visitor.wait(".stale #tuned-plan")
+        assert 0.3 < opacity(visitor, "#tuned-plan") < 0.4  # dimmed, and can be read
+
+
+def opacity(visitor: Visitor, of: str = "#sequential") -> float:
+    """Of something on the page, by default the samples."""
+    script = f"let e = document.querySelector('{of}'), o = 1; while (e) {{o *= getComputedStyle(e).opacity;"
     return float(visitor.page.evaluate(f"(() => {{{script} e = e.parentElement}} return o }})()"))
 
 

@@ -126,6 +126,10 @@ def test_table(run, small):
             ("mnist", "--metrics", "paired", "--plan", "auto", "--tol", "0.1"),
             "tol and init belong to plans 'uniform' and 'selective'",
         ),
+        (
+            ("mnist", "--metrics", "paired", "--tol", "0.1", "--max-deviation", "0.1"),
+            "--max-deviation is for plan auto: leave it out, or leave out --plan and --tol",
+        ),
         (("nothing",), "no model 'nothing'"),
     ],
 )

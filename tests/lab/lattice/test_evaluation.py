@@ -8,15 +8,10 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow_lab.lattice.evaluation import (
-    MetricError,
-    effective_sample_size,
-    evaluate,
-    log_mean,
-    reweighted,
-)
+from jacobiflow_lab.lattice.evaluation import effective_sample_size, evaluate, log_mean, reweighted
 from jacobiflow_lab.lattice.ising import Ising
 from jacobiflow_lab.lattice.lattice_flow import LatticeConfig, LatticeFlow
+from jacobiflow_lab.metrics.metric import MetricError
 from subjects import lattice, maf, perturb
 
 TARGET = Ising(side=3, temperature=12.0)

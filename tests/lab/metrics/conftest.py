@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from stand_ins import Tiny, image_flow, make_clip
 
 

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 import jacobiflow as jf
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from jacobiflow_lab import metrics
 from jacobiflow_lab.metrics import MetricError, evaluate, evaluate_pictures, paired_distance, reconstruct
 from jacobiflow_lab.metrics.likelihood import noise_of
 from jacobiflow_lab.metrics.paired import Paired
 from jacobiflow_lab.metrics.reconstruction import errors, invertibility, reconstruction
 from stand_ins import Tiny
+from subjects import tarflow
 
 ALL = ("fid", "kid", "brisque", "bpd", "reconstruction", "paired")
 
@@ -101,6 +102,17 @@ def test_a_plan_that_is_measured(flow: jf.TarFlow, tiny: Tiny) -> None:
     found = evaluate(flow, metrics=["paired"], samples=4, plan="auto", network=tiny)
     assert found.paired is not None
     assert found.settings["plan"] == "auto"
+
+
+def test_a_loose_tol_is_told_and_a_bound_reaches_auto(flow: jf.TarFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    hard = tarflow(0.3, num_classes=3, blocks=3).float().eval().requires_grad_(False)
+    with pytest.warns(RuntimeWarning, match=r"tol 4 is loose for this flow, .* in 4 samples: lower tol"):
+        evaluate(hard, metrics=["invertibility"], samples=4, tol=4.0)
+    asked: list[Any] = []
+    plan = flow.plan
+    monkeypatch.setattr(flow, "plan", lambda name, **options: asked.append(options) or plan(name, **options))
+    found = evaluate(flow, metrics=["invertibility"], samples=4, max_deviation=0.01)
+    assert asked[0]["max_deviation"] == found.settings["max_deviation"] == 0.01
 
 
 def test_the_default_plan_is_that_of_sample(flow: jf.TarFlow) -> None:

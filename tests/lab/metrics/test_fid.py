@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.processes import World
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from jacobiflow_lab import metrics
 from jacobiflow_lab.metrics import MetricError, Moments, fid_of, frechet, kid, moments, real_moments
 from jacobiflow_lab.metrics.bootstrap import Change, kid_of_rows

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import jacobiflow as jf
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow_lab.metrics import METRICS, Metric, evaluate
 from jacobiflow_lab.metrics.samples import Scorers, collect

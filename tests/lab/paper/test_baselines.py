@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from jacobiflow_lab.baselines import KINDS, load_baseline, train_baseline
 from jacobiflow_lab.baselines.fastgan import Config, Discriminator, Excite, Generator
 from jacobiflow_lab.baselines.learner import BaselineError

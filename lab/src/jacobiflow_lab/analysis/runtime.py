@@ -12,9 +12,8 @@ import torch.distributed as dist
 
 from jacobiflow.core.method import Method, Plan
 from jacobiflow.core.results import Status
-from jacobiflow.flows.compare import deviation
+from jacobiflow.flows.compare import deviation, plain_tarflow
 from jacobiflow.flows.flow import Flow
-from jacobiflow.flows.plain_loop import plain_tarflow
 from jacobiflow.flows.tarflow import TarFlow
 from jacobiflow.flows.tune import clock_of
 from jacobiflow.kernels.backend import Backend

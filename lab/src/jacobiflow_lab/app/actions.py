@@ -10,9 +10,8 @@ from torch import Tensor
 
 from jacobiflow.core.method import Plan
 from jacobiflow.core.results import Decoded
-from jacobiflow.flows.compare import MOST_RUNS, Row, compare
+from jacobiflow.flows.compare import MOST_RUNS, PLAIN, Row, compare, has_plain_loop
 from jacobiflow.flows.guidance import Guidance
-from jacobiflow.flows.plain_loop import PLAIN, has_plain_loop
 from jacobiflow.flows.plans import SWEPT
 from jacobiflow.flows.tune import tune
 from jacobiflow.jobs.sampling import labels_in_turn
@@ -63,7 +62,8 @@ def sample(
     n, start = whole(count, "Count", 1, max_samples(flow)), whole(seed, "Seed", 0, asked.MAX_SEED)
     repeats = whole(runs, "Timed runs", 1, asked.MAX_RUNS)
     name, options = asked.chosen_plan(plan, tol, init)
-    cycle, guide = asked.chosen_labels(labels, flow), asked.chosen_guidance(guidance, flow)
+    cycle = asked.chosen_labels(labels, flow)
+    guide = asked.chosen_guidance(guidance, flow, labelled=bool(cycle))
     plans = [*[PLAIN] * has_plain_loop(flow, guide), *dict.fromkeys(["sequential", name])]
     begin = monitor.steps(repeats * len(plans) + 2)
 
@@ -151,7 +151,8 @@ def machine_plan(
 ) -> PlanResult:
     """The plan that "auto" uses on this machine. With `measure`, plans are timed and the fastest is shown."""
     flow = models[model]
-    n, guide = whole(batch, "Batch size", 1, max_samples(flow)), asked.chosen_guidance(guidance, flow)
+    n = whole(batch, "Batch size", 1, max_samples(flow))
+    guide = asked.chosen_guidance(guidance, flow, labelled=bool(labelled))
     labels = torch.arange(flow.num_classes) if labelled and flow.num_classes else None
     begin = monitor.steps(2 * len(flow.blocks) + 10)
 

@@ -14,8 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from jacobiflow.core.results import Decoded
-from jacobiflow.data.decoding import Form, Pixels, decode
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Form, Images, Pixels, decode
 from jacobiflow.data.transforms import prepare
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.app.models import ModelRegistry, UserError, chosen_labels, chosen_plan

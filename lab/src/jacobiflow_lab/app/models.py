@@ -120,11 +120,14 @@ def chosen_plan(plan: object, tol: object, init: object) -> tuple[str, dict[str,
     return name, {"tol": number(tol, "Tolerance", 0, MAX_TOL), "init": choice(init, "First guess", INITS)}
 
 
-def chosen_guidance(value: object, flow: Flow) -> Guidance:
+def chosen_guidance(value: object, flow: Flow, *, labelled: bool) -> Guidance:
     """Guidance. Models without labels have none, whatever the field says."""
     if not flow.num_classes:
         return Guidance()
-    return Guidance(weight=number(value, "Guidance", 0, MAX_GUIDANCE))
+    guide = Guidance(weight=number(value, "Guidance", 0, MAX_GUIDANCE))
+    if guide.weight and not labelled:
+        raise UserError("Guidance pushes samples towards their label: choose labels, or set it to 0")
+    return guide
 
 
 def chosen_labels(values: object, flow: Flow) -> list[int]:

@@ -111,7 +111,7 @@ class Tabs:
     def sample(self) -> None:
         """The same noise by the plain loop, sequentially and by the plan. It opens with a first result."""
         with gr.Row(equal_height=True):
-            self.field(gr.Dropdown, "labels", multiselect=True, scale=3, min_width=240)
+            self.field(gr.Dropdown, "labels", multiselect=True, scale=3, min_width=300)
             self.field(gr.Number, "count", value=min(10, self.most), min_width=80)
             self.field(gr.Number, "seed", value=0, min_width=80)
         go = gr.Button("Sample", variant="primary", elem_id="go")

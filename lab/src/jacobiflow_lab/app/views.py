@@ -46,6 +46,18 @@ def deviation(value: float | None) -> str:
     return "not finite" if value is None or not math.isfinite(value) else f"{float(value):.2g}"
 
 
+def compared(ratio: float, other: str) -> str:
+    """A speed-up in words.
+
+    >>> compared(3.14, "the plain loop"), compared(0.5, "before"), compared(0.98, "before")
+    ('is 3.1x faster than the plain loop', 'is 2x slower than before', 'takes as long as before')
+    """
+    faster, slower = f"{ratio:.2g}", f"{1 / ratio:.2g}"
+    if "1" in (faster, slower):
+        return f"takes as long as {other}"
+    return f"is {faster}x faster than {other}" if ratio > 1 else f"is {slower}x slower than {other}"
+
+
 def block_name(i: int, count: int) -> str:
     """Block i of `count`, counted from 1 in sampling order.
 
@@ -69,7 +81,7 @@ def png_url(image: Image.Image) -> str:
 
 TEMPLATES = Environment(loader=PackageLoader("jacobiflow_lab", "app"), autoescape=True)
 TEMPLATES.filters |= {"png": png_url, "base64": data_url}
-TEMPLATES.filters |= {"seconds": seconds, "deviation": deviation}
+TEMPLATES.filters |= {"seconds": seconds, "deviation": deviation, "compared": compared}
 TEMPLATES.globals["block_name"] = block_name
 RESULTS: Any = TEMPLATES.get_template("results.html").module
 
@@ -161,7 +173,7 @@ def step_html(
 ) -> str:
     """Samples after some sweeps, and after some single positions."""
     white = white_level(flow, result.exact)
-    swept, sequential = (grid(x, columns=STEPPED_COLUMNS, white=white) for x in after)
+    swept, sequential = (grid(x, columns=min(STEPPED_COLUMNS, len(x)), white=white) for x in after)
     swept_caption = f"all positions at once: after {sweeps:g} of {len(steps.swept) - 1} sweeps"
     caption = f"one position at a time: after {positions:g} of {steps.length - 1} steps"
     pictures = {"after-sweeps": (swept, swept_caption), "after-positions": (sequential, caption)}
@@ -183,18 +195,17 @@ def inversion_pictures(result: InversionResult) -> Pictures:
     """The image, its noise, the reconstruction, and their difference."""
     difference, top = deviation_grid(result.decoded.x, result.x)
     return {
-        "image": (grid(result.x), "dark and light exchanged" if result.inverted else "with training noise"),
+        "image": (grid(result.x), f"the image{', dark and light exchanged' * result.inverted}, with training noise"),
         "noise": (grid(result.z, white=3.0), "noise, from -3 to 3"),
         "reconstruction": (grid(result.decoded.x), "decoded again"),
         "error": (difference, f"difference: up to {deviation(top)}"),
     }
 
 
-def label_scores(result: InversionResult, names: Sequence[str]) -> dict[str, float]:
-    """Probability per label by Bayes' rule with equal priors, with its name and log-likelihood."""
+def label_scores(result: InversionResult, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Log-likelihood and probability per label, by Bayes' rule with equal priors."""
     probabilities = torch.tensor(result.by_label, dtype=torch.float64).softmax(0).tolist()
-    scores = zip(names, result.by_label, probabilities, strict=False)
-    return {f"{name}: {log_prob:,.1f} nats": p for name, log_prob, p in scores}
+    return dict(zip(names, zip(result.by_label, probabilities, strict=True), strict=False))
 
 
 def inversion_html(result: InversionResult, names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jacobiflow.core.suggest import pip_install
+from jacobiflow.core.tables import pip_install
 from jacobiflow_lab.baselines.learner import BaselineError, Learner, noise
 
 STEPS = 20  # the paper's

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from jacobiflow.core.noise import row_noise
 from jacobiflow.core.results import JacobiflowError
+from jacobiflow.core.rows import row_noise
 from jacobiflow.training.loop import decay_of_average
 
 

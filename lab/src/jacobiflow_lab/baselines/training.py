@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from jacobiflow.core.processes import StopKey
-from jacobiflow.data.config import DataConfig
-from jacobiflow.data.sources import Images, load_images
+from jacobiflow.data.decoding import Images
+from jacobiflow.data.sources import DataConfig, load_images
 from jacobiflow.data.transforms import prepare
 from jacobiflow.training.loop import batches, generator
 from jacobiflow.training.state import State

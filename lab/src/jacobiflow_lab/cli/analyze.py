@@ -19,7 +19,7 @@ from jacobiflow.core import tables
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.progress import steps
 from jacobiflow.core.records import as_json
-from jacobiflow.core.suggest import did_you_mean
+from jacobiflow.core.tables import did_you_mean
 from jacobiflow.flows.checkpoint import load
 from jacobiflow_lab.analysis.redundancy import OFFSETS
 from jacobiflow_lab.analysis.sweeps import kept
@@ -168,7 +168,8 @@ def work(args: Args, world: World, task: Task, studies: tuple[str, ...]) -> None
     doc, texts, files = dict(about), [], []
     for i, name in enumerate(studies):
         item = STUDIES[name]
-        cli.remove_old(args.out, [old.name for old in args.out.glob(f"{name}*.png")])
+        for old in args.out.glob(f"{name}*.png"):
+            old.unlink()
         with steps("analyzing") as show:
             task.session.note = partial(say, show, name)
             show(f"{name}, study {i + 1} of {len(studies)}")

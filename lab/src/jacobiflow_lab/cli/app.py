@@ -10,7 +10,7 @@ import tyro
 
 from jacobiflow.cli.options import Device, parse, pick_device
 from jacobiflow.core.progress import note
-from jacobiflow.core.suggest import pip_install
+from jacobiflow.core.tables import pip_install
 from jacobiflow_lab.app.models import UserError
 
 

@@ -20,7 +20,6 @@ from jacobiflow.cli.options import (
     GuidanceOptions,
     Seed,
     label_cycle,
-    option,
     parse,
     pick_device,
     refuse_context,
@@ -29,9 +28,9 @@ from jacobiflow.cli.options import (
 from jacobiflow.core.processes import World, leave_process_group
 from jacobiflow.core.progress import note, progress_bar
 from jacobiflow.core.results import Decoded
-from jacobiflow.core.suggest import did_you_mean
-from jacobiflow.core.tables import table
-from jacobiflow.data.sources import DataConfig, Images, Survey, load_images, survey
+from jacobiflow.core.tables import did_you_mean, table
+from jacobiflow.data.decoding import Images
+from jacobiflow.data.sources import DataConfig, Survey, load_images, survey
 from jacobiflow.flows.checkpoint import load
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.lattice import evaluation as ising
@@ -76,12 +75,14 @@ class Args:
     """Which real images: held-out ones, or those of training."""
     labels: Annotated[str, tyro.conf.arg(metavar="LABELS")] = "all"
     """Classes that samples take in turn: all, none, 3, 0-9 or 1,3,5-7."""
-    plan: Annotated[str | None, option("PLAN")] = None
+    plan: Annotated[str | None, tyro.conf.arg(metavar="PLAN")] = None
     """auto, sequential, uniform, selective or a JSON file. Default: auto; with --tol selective."""
     reference_plan: Annotated[str, tyro.conf.arg(metavar="PLAN")] = "sequential"
     """paired: the plan to compare with."""
     tol: Annotated[float | None, tyro.conf.arg(metavar="TOL")] = None
     """Tolerance of blocks that are swept. Default: the model's."""
+    max_deviation: Annotated[float | None, tyro.conf.arg(metavar="BOUND")] = None
+    """Plan auto: largest deviation from exact. Default: the model's own."""
     guidance: GuidanceOptions
     no_denoise: bool = False
     """Keep the noise of training in samples. Default: it is removed, if there was any."""
@@ -132,6 +133,7 @@ def main(argv: Sequence[str]) -> None:
         "seed": args.seed,
         "plan": args.plan,
         "tol": args.tol,
+        "max_deviation": args.max_deviation,
         "threads": torch.get_num_threads(),
         "processes": world.size,
     }
@@ -143,6 +145,8 @@ def check(args: Args) -> None:
     counts = (args.n, args.real)
     if any(n is not None and n < 2 for n in counts) or (args.batch or 1) < 1 or args.seed < 0:
         raise ValueError("-n and --real must be 2 or more, --batch 1 or more and --seed 0 or more")
+    if args.max_deviation is not None and args.plan != "auto":
+        raise ValueError("--max-deviation is for plan auto: leave it out, or leave out --plan and --tol")
     for name in args.metrics:
         if name not in NAMES:
             raise ValueError(f"--metrics knows {', '.join(NAMES)}, not {name!r}{did_you_mean(name, NAMES)}")
@@ -240,6 +244,7 @@ def measure(args: Args, flow: Flow, images: Images | None, world: World) -> Meas
             plan=args.plan,
             reference_plan=args.reference_plan,
             tol=args.tol,
+            max_deviation=args.max_deviation,
             labels=labels,
             guidance=args.guidance.for_flow(flow, args.labels),
             denoise=not args.no_denoise,
@@ -323,7 +328,8 @@ def measure_ising(args: Args, flow: Flow, world: World) -> Measured:
 
 def distributed_decode(flow: Flow, args: Args, world: World) -> Callable[[Tensor], Decoded]:
     """A decoder whose rows are split among the processes; each gets all results."""
-    plan = world.share(lambda: flow.plan(args.plan, tol=args.tol, n=args.batch or 1000))
+    options: dict[str, Any] = {"tol": args.tol, "max_deviation": args.max_deviation, "n": args.batch or 1000}
+    plan = world.share(lambda: flow.plan(args.plan, **options))
     if world.size == 1:
         return lambda z: flow.decode(z, plan, warn=False)
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 import jacobiflow
 from jacobiflow.core.method import Plan
-from jacobiflow.core.noise import Noise
 from jacobiflow.core.processes import World
-from jacobiflow.data.sources import Images
+from jacobiflow.core.rows import Noise
+from jacobiflow.data.decoding import Images
+from jacobiflow.flows.checks import PROBES, warn_if_loose
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow_lab.metrics.distributed_map import DistributedMap, Progress
@@ -60,6 +61,7 @@ def evaluate(
     plan: str | Plan | None = None,
     reference_plan: str | Plan = "sequential",
     tol: float | None = None,
+    max_deviation: float | None = None,
     labels: Sequence[int] | Literal["all"] | None = "all",
     guidance: float | Guidance = 0.0,
     denoise: bool = True,
@@ -76,7 +78,7 @@ def evaluate(
 
     data: real images, for metrics that need them. real: how many of them, a random choice that is always the
         same. Default: as many as samples.
-    plan, tol, guidance: see `Flow.decode`. reference_plan: the decoder that `paired` compares with.
+    plan, tol, max_deviation, guidance: see `Flow.decode`. reference_plan: the decoder that `paired` compares with.
     labels: that samples take in turn. "all": every class of the flow. None: no labels, and the labels of the
         data are not used either.
     denoise: remove the noise of training from samples, if the flow was trained with Gaussian noise.
@@ -92,7 +94,7 @@ def evaluate(
     plan = default_plan(tol) if plan is None else plan
     sampling = Sampling(
         flow=flow,
-        plan=_resolve(flow, plan, tol, batch, guide, world),
+        plan=_resolve(flow, plan, tol, batch, guide, world, max_deviation),
         reference=_resolve(flow, reference_plan, None, batch, guide, world),
         names=(_plan_name(plan), _plan_name(reference_plan)),
         labels=labels,
@@ -101,6 +103,10 @@ def evaluate(
         seed=seed,
         noise=noise or noise_of(flow),
     )
+    if tol is not None and world.leader:
+        residual = sampling.decode(0, PROBES, check=True).stats.residual
+        assert residual is not None
+        warn_if_loose(tol, residual)
     report = evaluate_pictures(
         sampling,
         data,
@@ -115,7 +121,9 @@ def evaluate(
         world=world,
         progress=progress,
     )
-    return replace(report, settings=sampling.describe() | {"tol": tol} | report.settings)
+    return replace(
+        report, settings=sampling.describe() | {"tol": tol, "max_deviation": max_deviation} | report.settings
+    )
 
 
 def evaluate_pictures(
@@ -198,11 +206,19 @@ def choose(data: Images | None, count: int, *, labelled: bool) -> Images:
     return Images(data.pixels[index], data.labels[index] if labelled and data.labels is not None else None)
 
 
-def _resolve(flow: Flow, plan: str | Plan, tol: float | None, batch: int, guidance: Guidance, world: World) -> Plan:
+def _resolve(
+    flow: Flow,
+    plan: str | Plan,
+    tol: float | None,
+    batch: int,
+    guidance: Guidance,
+    world: World,
+    bound: float | None = None,
+) -> Plan:
     """The plan of this name; "auto" is chosen by one process and used by all."""
     if plan != "auto":
-        return flow.plan(plan, tol=tol)
-    return world.share(lambda: flow.plan("auto", tol=tol, n=batch, guidance=guidance))
+        return flow.plan(plan, tol=tol, max_deviation=bound)
+    return world.share(lambda: flow.plan("auto", tol=tol, max_deviation=bound, n=batch, guidance=guidance))
 
 
 def default_plan(tol: float | None) -> str:

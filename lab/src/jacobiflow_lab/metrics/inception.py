@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jacobiflow.core.suggest import pip_install
+from jacobiflow.core.tables import pip_install
 from jacobiflow_lab.metrics.metric import MetricError
 
 SIDE = 299

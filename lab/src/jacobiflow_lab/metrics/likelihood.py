@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jacobiflow.core.noise import Noise
-from jacobiflow.data.sources import Images
+from jacobiflow.core.rows import Noise
+from jacobiflow.data.decoding import Images
 from jacobiflow.data.transforms import prepare
 from jacobiflow.flows.flow import Flow
 from jacobiflow.training.loop import generator

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.results import JacobiflowError
-from jacobiflow.core.suggest import pip_install
+from jacobiflow.core.tables import pip_install
 
 if TYPE_CHECKING:
     from jacobiflow_lab.metrics.moments import Moments

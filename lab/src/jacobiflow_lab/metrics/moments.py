@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from jacobiflow.core.cache_folder import own_folder, read_own, write_own
+from jacobiflow.core.files import own_folder, read_own, write_own
 from jacobiflow.core.processes import World
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from jacobiflow_lab.metrics.distributed_map import DistributedMap
 from jacobiflow_lab.metrics.inception import Network, features, load_inception
 from jacobiflow_lab.metrics.metric import MetricError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Plan
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from jacobiflow.data.transforms import prepare
 from jacobiflow.flows.flow import Flow
 from jacobiflow_lab.metrics.metric import Metric, MetricError

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Plan
-from jacobiflow.core.noise import Noise
 from jacobiflow.core.pictures import as_images
 from jacobiflow.core.results import Decoded
-from jacobiflow.data.sources import Images
+from jacobiflow.core.rows import Noise
+from jacobiflow.data.decoding import Images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.jobs.sampling import labels_in_turn

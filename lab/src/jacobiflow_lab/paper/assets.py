@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jacobiflow.core.results import JacobiflowError
-from jacobiflow.data.sources import Images, load_images
+from jacobiflow.data.decoding import Images
+from jacobiflow.data.sources import load_images
 from jacobiflow.flows.checkpoint import CONFIG, bundled_names, load
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.tarflow import TarFlow, TarFlowConfig

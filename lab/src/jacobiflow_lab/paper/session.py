@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jacobiflow.core.method import Init, Plan
-from jacobiflow.data.sources import Images
+from jacobiflow.data.decoding import Images
 from jacobiflow.flows.flow import Flow
 from jacobiflow.flows.guidance import Guidance
 from jacobiflow.jobs.manifest import fingerprint

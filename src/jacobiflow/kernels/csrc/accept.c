@@ -29,6 +29,13 @@ typedef struct {
     int64_t summary[4];
 } Found;
 
+/* As Python fills it in. */
+typedef struct {
+    Rows rows;
+    Rule rule;
+    Found found;
+} Sweep;
+
 /* The largest change of a position [dim], NaN if it is not finite, and whether it stands still. */
 static float measure(const Rule *rule, long dim, const float *now, const float *seen, const float *z, const float *slope,
                      int *still) {
@@ -107,16 +114,18 @@ static void accept_row(const Rows *rows, const Rule *rule, Found *found, long i,
     rows->frontier[i] = low + advance;
 }
 
-/* The results of a sweep [n][w][dim] over windows that begin at starts[i], or all at `start`. */
-void jf_accept(const Rows *rows, const Rule *rule, Found *found, const int64_t *starts, long start, long w,
-               long batch_width, const float *now, const float *slope, int cached) {
+/* The results of a sweep [n][w][dim] over windows that begin at starts[i] if `each`, else all at *starts. */
+void jf_accept(Sweep *sweep, const int64_t *starts, long each, long w, long batch_width, const float *now,
+               const float *slope, int cached) {
+    const Rows *rows = &sweep->rows;
+    Found *found = &sweep->found;
     int64_t *sum = found->summary;
     sum[0] = rows->length, sum[1] = 0, sum[2] = 0, sum[3] = 0;
     for (long i = 0; i < rows->n; i++) {
-        long first = starts ? starts[i] : start, step = w * rows->dim;
+        long first = starts[each ? i : 0], step = w * rows->dim;
         found->here[i] = found->beyond[i] = 0, found->largest[i] = 0;
         if (rows->frontier[i] >= rows->length || rows->status[i] >= SWEEP_LIMIT) continue;
-        accept_row(rows, rule, found, i, first, w, batch_width, now + i * step, slope + i * step, cached);
+        accept_row(rows, &sweep->rule, found, i, first, w, batch_width, now + i * step, slope + i * step, cached);
         sum[3] += found->here[i] | found->beyond[i];
         if (rows->frontier[i] >= rows->length) continue;
         sum[0] = rows->frontier[i] < sum[0] ? rows->frontier[i] : sum[0];

@@ -273,17 +273,17 @@ static void run(Work *work, int threads) {
 
 /* Parameters theta [n][width][params] of each row's positions from its start on, and the hidden units that they need:
  * of each row those that see its inputs start - 1 .. start + width - 2, or inputs from `stored` on, if that is less.
- * starts: one per row; null: `start` for all. Nothing is written for positions beyond the last. */
-void jf_masked(const Masked *net, long n, long stored, long start, const int64_t *starts, long width, const float *x,
+ * starts: of each row if `each`, else *starts of all. Nothing is written for positions beyond the last. */
+void jf_masked(const Masked *net, long n, long stored, const int64_t *starts, long each, long width, const float *x,
                long x_row, float *const *nodes, float *const *active, const float *const *context, long shared,
                float *theta, int threads) {
-    long last = start;
-    for (long i = 0; starts && i < n; i++) {
-        start = i && start < starts[i] ? start : starts[i];
-        last = i && last > starts[i] ? last : starts[i];
+    long first = *starts, last = *starts;
+    for (long i = 0; each && i < n; i++) {
+        first = first < starts[i] ? first : starts[i];
+        last = last > starts[i] ? last : starts[i];
     }
-    Work work = {.net = net, .n = n, .stored = stored, .lo = start, .starts = starts, .width = width, .x = x,
-                 .x_row = x_row, .nodes = nodes, .active = active, .context = context, .shared = shared,
+    Work work = {.net = net, .n = n, .stored = stored, .lo = first, .starts = each ? starts : 0, .width = width,
+                 .x = x, .x_row = x_row, .nodes = nodes, .active = active, .context = context, .shared = shared,
                  .theta = theta};
     work.hi = last + width < net->length ? last + width : net->length;
     run(&work, threads);

@@ -129,15 +129,15 @@ static long line_up(const Worker *me, Window window, Group group, Run *runs, lon
 static void embed(const Worker *me, const Run *run) {
     const Net *net = me->job->net;
     const Rows *given = me->job->rows;
-    const float *condition = given->condition;
-    if (condition) condition += run->branch * given->condition_branch + run->sample * given->condition_row;
+    const float *condition =
+        given->condition + run->branch * given->condition_branch + run->sample * given->condition_row;
     Range range = own(me, up(net->width) / PANEL);
     long first = range.first * PANEL, last = range.last * PANEL, end = smaller(last, net->width);
     float *h = me->h + run->at * me->ld.h;
     for (long i = 0; i < run->count; i++) {
         float *row = h + i * me->ld.h;
         const float *e = net->embed + (run->from + i) * net->width;
-        for (long j = first; j < end; j++) row[j] = condition ? e[j] + condition[j] : e[j];
+        for (long j = first; j < end; j++) row[j] = e[j] + condition[j];
         for (long j = end; j < last; j++) row[j] = 0;
     }
     Panels right = {net->in, PANEL, net->dim * PANEL, net->dim, 0};

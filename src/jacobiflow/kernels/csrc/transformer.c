@@ -169,24 +169,25 @@ static void plan(Job *job, int threads) {
     job->meeting.long_wait = long_wait(net, job->group);
 }
 
-static Job params_job(const Net *net, const Rows *rows, const int64_t *starts, long start, long width, int threads) {
-    Job job = {.net = net, .rows = rows, .window = {.starts = starts, .start = start, .width = width}};
+static Job params_job(const Net *net, const Rows *rows, const int64_t *starts, long each, long width, int threads) {
+    Job job = {.net = net, .rows = rows, .window = {.starts = each ? starts : 0, .start = *starts, .width = width}};
     plan(&job, threads);
     return job;
 }
 
 /* Floats that `jf_params` needs to work in. */
-long jf_params_scratch(const Net *net, const Rows *rows, const int64_t *starts, long start, long width, int threads) {
-    Job job = params_job(net, rows, starts, start, width, threads);
+long jf_params_scratch(const Net *net, const Rows *rows, const int64_t *starts, long each, long width, int threads) {
+    Job job = params_job(net, rows, starts, each, width, threads);
     return scratch_floats(&job);
 }
 
-/* Parameters of a window of positions per sample, theta[sample][width][params], from x[sample][T][dim]. Keys and
- * values of the inputs before start - 1 are there, unless nothing is kept; those of the inputs that are read are
- * written. Positions beyond the last are left as they are. 1 if the threads could not be had: nothing was done. */
-int jf_params(const Net *net, const Rows *rows, const int64_t *starts, long start, long width, float *theta,
+/* Parameters of a window of positions per sample, theta[sample][width][params], from x[sample][T][dim]. It begins at
+ * the sample's own start if `each`, else at *starts. Keys and values of the inputs before start - 1 are there, unless
+ * nothing is kept; those of the inputs that are read are written. Positions beyond the last are left as they are.
+ * 1 if the threads could not be had: nothing was done. */
+int jf_params(const Net *net, const Rows *rows, const int64_t *starts, long each, long width, float *theta,
               float *scratch, int threads) {
-    Job job = params_job(net, rows, starts, start, width, threads);
+    Job job = params_job(net, rows, starts, each, width, threads);
     job.window.theta = theta, job.window.theta_row = width * net->params, job.scratch = scratch;
     if (job.columns && crowded()) job.meeting.threads = 1;
     return together(job.meeting.threads, part, &job);
@@ -209,8 +210,7 @@ static Job own_job(const Job *whole, long first, long last, Rows *rows) {
     const long place = first * whole->rows->branches * whole->net->heads * head_floats(whole->net);
     *rows = *whole->rows;
     rows->samples = last - first, rows->x += first * rows->x_row, rows->k += place, rows->v += place;
-    rows->scale += first * rows->scale_row;
-    if (rows->condition) rows->condition += first * rows->condition_row;
+    rows->scale += first * rows->scale_row, rows->condition += first * rows->condition_row;
     Job job = solve_job(whole->net, rows, whole->window.start, whole->stop, whole->z + first * whole->z_row, 1);
     job.z_row = whole->z_row, job.slope_row = whole->slope_row, job.map = whole->map;
     return job;

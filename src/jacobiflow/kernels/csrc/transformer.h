@@ -24,7 +24,7 @@ typedef struct {
     long samples, branches;
     float *x; /* [sample][T][dim], `x_row` apart; written to by `jf_solve` alone */
     long x_row;
-    const float *condition; /* [branch][sample][width], or null; a stride of 0 shares one */
+    const float *condition; /* [branch][sample][width]; a stride of 0 shares one */
     long condition_branch, condition_row;
     const float *scale; /* of the attention's logits, [branch][sample] */
     long scale_branch, scale_row;
