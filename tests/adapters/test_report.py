@@ -194,7 +194,7 @@ def test_the_report_is_a_table(sweeps: list[Any], monkeypatch: pytest.MonkeyPatc
     rows = [line.split() for line in lines[rule + 1 :]]
     assert lines[0].split()[0] == "transform"
     assert rows == [
-        ["(itself)", "MaskedAffineA...iveTransform", "C", "kernels", "1", "C", "kernels", "1,200", "9"],
+        ["(itself)", "MaskedAffine...iveTransform", "C", "kernels", "1", "C", "kernels", "1,200", "9"],
     ]
     assert repr(report) == str(report)  # what a notebook shows
     assert str(jf.acceleration(nn.ReLU())) == "ReLU: no autoregressive transform"

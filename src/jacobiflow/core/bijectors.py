@@ -133,14 +133,16 @@ class Spline:
         bins, dim = self.bins, value.shape[-1]
         theta = theta.reshape(*theta.shape[:-1], self.params, dim).transpose(-1, -2)  # [..., D, P]
         x_edges, z_edges = self._edges(theta[..., :bins]), self._edges(theta[..., bins : 2 * bins])
-        inner = self.min_slope + F.softplus(theta[..., 2 * bins :] + self._offset)
-        slopes = F.pad(inner, (1, 1), value=1.0)
+        slopes = F.pad(self._slopes(theta[..., 2 * bins :]), (1, 1), value=1.0)
         left = value[..., None] >= (z_edges if of_z else x_edges)
         k = left.sum(-1, keepdim=True).sub_(1).clamp_(0, bins - 1)
         (x0, x1), (z0, z1), (d0, d1) = (
             (t.gather(-1, k).squeeze(-1), t.gather(-1, k + 1).squeeze(-1)) for t in (x_edges, z_edges, slopes)
         )
         return x0, x1 - x0, z0, z1 - z0, d0, d1
+
+    def _slopes(self, raw: Tensor) -> Tensor:
+        return self.min_slope + F.softplus(raw + self._offset)
 
     def _edges(self, raw: Tensor) -> Tensor:
         sizes = self.min_bin + (1 - self.min_bin * self.bins) * raw.softmax(-1)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from jacobiflow.core.results import JacobiflowError
 from jacobiflow.data.decoding import Images
 from jacobiflow_lab.baselines import KINDS, load_baseline, train_baseline
 from jacobiflow_lab.baselines.fastgan import Config, Discriminator, Excite, Generator
@@ -74,7 +75,7 @@ def test_a_run_goes_on_exactly(kind: str, images: Images, tmp_path: Path) -> Non
     assert whole == parts
     train(kind, images, tmp_path / "other", 5, seed=1)
     assert not torch.equal(load_baseline(kind, tmp_path / "other").sample(3, seed=1), a)
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(JacobiflowError, match="other settings"):
         train(kind, images, tmp_path / "parts", 6, seed=1)
 
 
