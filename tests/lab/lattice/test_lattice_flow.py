@@ -32,7 +32,7 @@ from subjects import lattice, maf
         ({"features": 9, "context": 2, "temperature": 3.0}, "and no context"),
         ({"features": 9, "temperature": -1.0}, "temperature must be positive"),
         ({"features": 9, "temperature": 4.0, "shift": 1.0}, "shift must be above 4 / T = 1"),
-        ({"order": "sorted"}, "order must be reversed, random, same or classes"),
+        ({"order": "sorted"}, "order must be one of reversed, random, same, classes"),
     ],
 )
 def test_shapes_that_make_no_sense(options: dict[str, object], says: str) -> None:
