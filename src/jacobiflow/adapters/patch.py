@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from itertools import chain
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ AS_FAST = ("it is as fast", "it is as fast with gradients")
 FEW_PASSES = 2  # of an original inverse that leaves nothing to save
 
 Work = Callable[[], object]
-_winners: dict[Hashable, str] = {}  # by shape, number of rows, mode and number of threads
+_winners: dict[Hashable, str] = {}
 _calls: dict[Hashable, int] = {}
 clock = time.perf_counter
 
@@ -55,11 +56,24 @@ class Tally:
         self.passes_saved += saved
 
 
+class Key(NamedTuple):
+    """What decides which way is the fastest."""
+
+    signature: int  # of the transform
+    rows: int  # their number of bits
+    gradients: bool
+    dtype: torch.dtype
+    device: torch.device
+    threads: int
+
+
 def batch_shape(z: Tensor, context: Tensor | None) -> torch.Size:
     """The leading dimensions of noise z [..., T] and context [..., C], which broadcast."""
-    shapes = [t.shape[:-1] for t in (z, context) if t is not None]
+    own = z.shape[:-1]
+    if context is None or context.shape[:-1] == own:
+        return own
     try:
-        return torch.broadcast_shapes(*shapes)  # type: ignore[no-any-return, no-untyped-call]
+        return torch.broadcast_shapes(own, context.shape[:-1])  # type: ignore[no-any-return, no-untyped-call]
     except RuntimeError as error:
         raise Declined("z and context of shapes that do not broadcast") from error
 
@@ -139,10 +153,17 @@ class Patch:
 
     def solved(self, z: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """x with z = f(x), and log |dx/dz|, in the shape of the call. None: call the original."""
+        reason = ""
         try:
-            way, found = self._attempt(z, context)
-        except Declined as reason:
-            self.tally.count(ORIGINAL, str(reason))
+            key = self._key(z, context)
+            if (way := winner(key)) == ORIGINAL:  # most calls of short originals end here: no error is raised for it
+                reason = AS_FAST[key.gradients]
+            else:
+                way, found = self._attempt(z, context, key, way)
+        except Declined as declined:
+            reason = str(declined)
+        if reason:
+            self.tally.count(ORIGINAL, reason)
             return None
         n, batch = len(found.x), batch_shape(z, context)
         self.tally.count(way, "", n, max(self.inverter().spec.passes - found.passes, 0))
@@ -153,15 +174,15 @@ class Patch:
             warnings.warn(f"{what}, as they would be without acceleration; {advice}", RuntimeWarning, stacklevel=3)
         return found.x.view(*batch, -1), found.log_det.view(batch)
 
-    def _attempt(self, z: Tensor, context: Tensor | None, way: str | None = None) -> tuple[str, Solution]:
-        """What ran, and the solution. Raises Declined where the original must run. way: the one to take."""
-        inverter, given = self.inverter(), (z, context, *tensors_of(self.module))
-        gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+    def _key(self, z: Tensor, context: Tensor | None) -> Key:
+        given = (z,) if context is None else (z, context)
+        gradients = torch.is_grad_enabled() and any(t.requires_grad for t in chain(given, tensors_of(self.module)))
         rows = batch_shape(z, context).numel().bit_length()
-        key = (inverter.signature, rows, gradients, z.dtype, z.device, torch.get_num_threads())
-        way = way or winner(key)
-        if way == ORIGINAL:
-            raise Declined(AS_FAST[gradients])
+        return Key(self.inverter().signature, rows, gradients, z.dtype, z.device, torch.get_num_threads())
+
+    def _attempt(self, z: Tensor, context: Tensor | None, key: Key, way: str | None) -> tuple[str, Solution]:
+        """What ran, and the solution. Raises Declined where the original must run. way: the one to take."""
+        inverter = self.inverter()
         state, flat = self.state(), self._rows(z, context)
         state.check(z.device)
 
@@ -172,9 +193,9 @@ class Patch:
                 frozen.training = now.training  # layers of zuko differ in their gradients
             if not packed.fits(*flat):
                 raise Declined("inputs or context of another shape, dtype or device")
-            chosen = way if way in packed.ways else self._race(key, packed, z, context, gradients)
+            chosen = way if way in packed.ways else self._race(key, packed, z, context)
             if chosen == ORIGINAL:
-                raise Declined(AS_FAST[gradients])
+                raise Declined(AS_FAST[key.gradients])
             return chosen, packed.solve(*flat, self.tol, chosen)
 
         return inverter.memo.solve(((None, state.tensors),), partial(self._pack, state), use)
@@ -189,8 +210,9 @@ class Patch:
             context = context.reshape(-1, context.shape[-1])
         return z.expand(*batch, -1).reshape(-1, z.shape[-1]), context
 
-    def _race(self, key: Hashable, packed: Packed, z: Tensor, context: Tensor | None, gradients: bool) -> str:
+    def _race(self, key: Key, packed: Packed, z: Tensor, context: Tensor | None) -> str:
         """The fastest way for these rows, gradients included."""
+        gradients = key.gradients
         weights = [p for p in self.module.parameters() if p.requires_grad]
 
         def timed(run: Callable[[Tensor], Any]) -> None:
@@ -205,7 +227,7 @@ class Patch:
             return packed.bind(rows).sweep(z[..., None], z[..., None])
 
         def ours(way: str) -> Work:
-            return lambda: timed(lambda z: self._attempt(z, context, way)[1][:2])
+            return lambda: timed(lambda z: self._attempt(z, context, key, way)[1][:2])
 
         given = () if self.batched else (context,)
         original = partial(timed, lambda z: self.original()(z, *given))

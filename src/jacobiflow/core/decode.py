@@ -8,6 +8,7 @@ the rest of the sequence, Algorithm 1 of Zhang et al. (2026).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import get_args
@@ -47,6 +48,23 @@ def decode(
     watch: called with the first guess and after every sweep of the whole batch, but not of samples that continue
         with a narrower window.
     """
+    _check(block, z, method, on_failure, cache, watch)
+    began = time.perf_counter()
+    method = method.resolved(calibrated=block.guess is not None)
+    if method.precision == "mixed" and (z.dtype != torch.float32 or block.engine.rough() is None):
+        method = replace(method, precision="float32")
+    observe = None if watch is None else Observer(watch, block, number, z)
+    run = partial(solve, method=method, on_failure=on_failure, cache=cache, share=compact_at, observe=observe)
+    with torch.inference_mode():
+        rows = _in_parts(run, block, block.to_positions(z.detach()), block.engine.rows if watch is None else None)
+    out = _decoded(block, rows, method, time.perf_counter() - began)
+    if on_failure == "raise" and out.stats.status.failed:
+        failed = [i for i, status in enumerate(out.stats.blocks[0].status) if status.failed]
+        raise DecodingError(number, failed, out.stats.status)
+    return out
+
+
+def _check(block: Block, z: Tensor, method: Method, on_failure: OnFailure, cache: bool, watch: Watcher | None) -> None:
     for kind, value in ((Block, block), (Tensor, z), (Method, method)):
         instance(kind, value, "decode")
     word("on_failure", on_failure, get_args(OnFailure))
@@ -55,25 +73,14 @@ def decode(
         function("watch", watch)
     if z.ndim != 3 or z.shape[1] != block.length:
         raise ValueError(f"z must be [N, {block.length}, D], not {list(z.shape)}")
-    began = time.perf_counter()
-    method = method.resolved(calibrated=block.guess is not None)
-    if method.precision == "mixed" and (z.dtype != torch.float32 or block.engine.rough() is None):
-        method = replace(method, precision="float32")
-    observe = None if watch is None else Observer(watch, block, number, z)
-    run = partial(solve, method=method, on_failure=on_failure, cache=cache, share=compact_at, observe=observe)
-    with torch.inference_mode():
-        z = block.to_positions(z.detach())
-        most = len(z) if watch is not None else block.engine.rows or len(z)  # rows of a part
-        if len(z) <= most:
-            rows = run(block, z)
-        else:
-            parts = torch.arange(len(z), device=z.device).tensor_split(-(-len(z) // most))
-            rows = Rows.joined([replace(run(block.select(part), z[part]), place=part) for part in parts])
-    out = _decoded(block, rows, method, time.perf_counter() - began)
-    if on_failure == "raise" and out.stats.status.failed:
-        failed = [i for i, status in enumerate(out.stats.blocks[0].status) if status.failed]
-        raise DecodingError(number, failed, out.stats.status)
-    return out
+
+
+def _in_parts(run: Callable[[Block, Tensor], Rows], block: Block, z: Tensor, most: int | None) -> Rows:
+    """The rows of a batch, at most so many at a time."""
+    if not most or len(z) <= most:
+        return run(block, z)
+    parts = torch.arange(len(z), device=z.device).tensor_split(-(-len(z) // most))
+    return Rows.joined([replace(run(block.select(part), z[part]), place=part) for part in parts])
 
 
 def _decoded(block: Block, rows: Rows, method: Method, seconds: float) -> Decoded:
