@@ -87,6 +87,20 @@ def test_affine_maps(name: str, n: int, w: int, d: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(both, want, strict=True))
 
 
+@pytest.mark.parametrize("name", [name for name in MAPS if name not in (*AFFINE, "shift")])
+@pytest.mark.parametrize("n", [0, 1, 3, 40])
+def test_the_first_position_of_other_maps(name: str, n: int) -> None:
+    bijector, draw = MAPS[name], torch.Generator().manual_seed(n)
+    z = torch.randn(n, 3, 1, generator=draw)[:, 1:2]
+    theta = torch.randn(n, 1, bijector.params, generator=draw)
+    want = bijector.inverse(z.double(), theta.double())
+    for mine, its in zip(known(bijector).inverse(z, theta), want, strict=True):
+        torch.testing.assert_close(mine, its.float(), atol=2e-5, rtol=2e-5)
+    theta[:1, :, 0] = math.nan
+    (x, slope), (want_x, log) = known(bijector).inverse(z, theta), bijector.inverse(z, theta)
+    assert torch.equal(x.isfinite() & slope.isfinite(), want_x.isfinite() & log.isfinite())
+
+
 @pytest.mark.parametrize("name", AFFINE)
 def test_extremes(name: str) -> None:
     """Small scales keep their digits, and overflow is infinite, not clamped."""

@@ -138,7 +138,9 @@ def solve(
             solved, narrower = one_by_one(rows, observe)
         else:
             solved, narrower = slide(rows, method, on_failure, share, observe)
-        done += [replace(part, cache=None) for part in solved]  # caches are large
+        for part in solved:
+            part.cache = None  # it is large
+        done += solved
         queue += narrower
         observe = None  # samples that continue with a narrower window are not shown
     rows = Rows.joined(done)

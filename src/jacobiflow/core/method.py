@@ -63,7 +63,7 @@ class Method:
         unit, init = self.unit or unit, self.init
         if init is None and self.width != 1:
             init = "calibrated" if calibrated else "previous" if unit == "absolute" else "zeros"
-        return replace(self, init=init, unit=unit)
+        return self if (init, unit) == (self.init, self.unit) else replace(self, init=init, unit=unit)
 
     def in_words(self) -> str:
         """The width; then tol and the other fields that differ from their defaults, except the unit."""

@@ -39,6 +39,7 @@ SIGNATURES = {
     "jf_masked_solve": "I PLL LL PL PL PL PP PL IP I",  # lo, hi; x, z, slope, each with its rows; map
     "jf_large_pages": "- PL",  # fresh memory, its bytes
     "jf_affine": "- IF LLL PL P PP",  # map; n, w, d; z; theta; x, slope
+    "jf_map": "- IP LL PL P PP",  # map; n, params; z; theta; x, slope
     "jf_accept": "- P PLLL PP I",  # sweep; window, width of the batch; new, log_slope; cached
     "jf_checksums_begin": "- PLP I P",  # pieces, how many, sums; threads; job
     "jf_checksums_end": "- P",

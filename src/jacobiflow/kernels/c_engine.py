@@ -22,6 +22,7 @@ from jacobiflow.core.stopping import ROUNDING, backends_know
 from jacobiflow.kernels.build import PANEL, library, structure
 
 AFFINE = ("exp", "softplus", "sigmoid")  # the maps of jf_affine
+WIDEST = 256  # parameters of a position that fit on any stack: those of jf_map and jf_masked_solve
 
 _Sweep = structure(
     "L n length dim z_row guess_row seen_row answer_row log_slope_row "
@@ -88,15 +89,18 @@ class CMap:
     numbers: Any  # of its formula, as C takes them
 
     def inverse(self, z: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """x and log |dx/dz| [n, w, d] of theta [n, w, P d]: affine maps by C, all others by torch."""
-        lib, (n, w, d) = library(), z.shape
-        plain = z.dtype == theta.dtype == torch.float32 and theta.shape == (n, w, 2 * d)
-        if lib is None or self.kind not in AFFINE or not plain:
+        """x and log |dx/dz| [n, w, d] of theta [n, w, P d]: by C if the map is affine or w d is 1, else by torch."""
+        lib, (n, w, d), params = library(), z.shape, theta.shape[-1]
+        known = params == 2 * d if self.kind in AFFINE else w * d == 1 and params <= WIDEST and self.kind != "shift"
+        if lib is None or not known or theta.shape[:2] != (n, w) or not z.dtype == theta.dtype == torch.float32:
             return self.bijector.inverse(z, theta)
         z, theta = in_rows(z), theta.contiguous()
         x, log_slope = z.new_empty(n, w, d), z.new_empty(n, w, d)
         places = theta.data_ptr(), x.data_ptr(), log_slope.data_ptr()
-        lib.jf_affine(self.code, self.numbers[0], n, w, d, z.data_ptr(), z.stride(0), *places)
+        if self.kind in AFFINE:
+            lib.jf_affine(self.code, self.numbers[0], n, w, d, z.data_ptr(), z.stride(0), *places)
+        else:
+            lib.jf_map(self.code, self.numbers, n, params, z.data_ptr(), z.stride(0), *places)
         return x, log_slope
 
 

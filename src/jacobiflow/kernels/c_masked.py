@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from jacobiflow.core.bijectors import Bijector, description
 from jacobiflow.core.block import BoundNetwork, Cache, Conditioner, MaskedNetwork, Stage, Start
 from jacobiflow.kernels.build import PANEL, library, structure
-from jacobiflow.kernels.c_engine import CEngine, TensorPins, c_map, codes_of, in_rows, pad, panels, readable
+from jacobiflow.kernels.c_engine import WIDEST, CEngine, TensorPins, c_map, codes_of, in_rows, pad, panels, readable
 from jacobiflow.kernels.threads import thread_count
 
-DEEPEST, WIDEST = 32, 256  # stages and parameters whose sums fit on any stack: those of jf_masked_solve
+DEEPEST = 32  # stages whose sums fit on any stack: those of jf_masked_solve
 LAYERS = {nn.ReLU: "relu", nn.ELU: "elu", nn.GELU: "gelu", nn.SiLU: "silu", nn.Tanh: "tanh"}  # by their names in C
 
 

@@ -66,3 +66,20 @@ void map_inverse(const Map *map, const float *theta, long next, vec z, vec *x, v
     else
         spline(map, theta, next, z, x, slope);
 }
+
+/* The same for one number of n rows: z [n] with rows z_row apart, theta [n][params]. */
+void jf_map(int kind, const float *number, long n, long params, const float *z, long z_row, const float *theta, float *x,
+            float *slope) {
+    const Map map = {kind, number};
+    float each[params * LANES];
+    for (long i = 0; i < n; i += LANES) {
+        long here = n - i < LANES ? n - i : LANES;
+        float from[LANES] = {0};
+        for (long j = 0; j < LANES; j++)
+            for (long p = 0; p < params; p++) each[p * LANES + j] = j < here ? theta[(i + j) * params + p] : 0;
+        for (long j = 0; j < here; j++) from[j] = z[(i + j) * z_row];
+        vec to, log;
+        map_inverse(&map, each, LANES, load(from), &to, &log);
+        for (long j = 0; j < here; j++) x[i + j] = to[j], slope[i + j] = log[j];
+    }
+}
