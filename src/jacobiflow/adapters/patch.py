@@ -156,10 +156,10 @@ class Patch:
         reason = ""
         try:
             key = self._key(z, context)
-            if (way := winner(key)) == ORIGINAL:  # most calls of short originals end here: no error is raised for it
+            if (won := winner(key)) == ORIGINAL:  # most calls of short originals end here: no error is raised for it
                 reason = AS_FAST[key.gradients]
             else:
-                way, found = self._attempt(z, context, key, way)
+                way, found = self._attempt(z, context, key, won)
         except Declined as declined:
             reason = str(declined)
         if reason:
