@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,11 +88,8 @@ def _is_saved(path: Path) -> bool:
 def open_dataset(config: DataConfig, path: Path | None) -> tuple[HubPart, HubPart | None]:
     """The split train, or the only one, and a validation or test split; path: None if config.source is an id."""
     hf = library(config.source)
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # of its messages about retries
-    if not sys.stderr.isatty():
-        hf.disable_progress_bars()
     problem = "cannot be read as a Hugging Face dataset" if path else "is no file, folder or Hugging Face dataset"
-    with data_errors(f"{config.source} {problem}", "check the path or the id, and its files"):
+    with data_errors(f"{config.source} {problem}", "check the path or the id, and its files"), _quiet(hf):
         splits = _splits(hf, config, path)
         train = next(iter(splits)) if len(splits) == 1 else "train"
         if train not in splits:
@@ -101,6 +98,19 @@ def open_dataset(config: DataConfig, path: Path | None) -> tuple[HubPart, HubPar
         held = next((name for name in VALIDATION if name in splits and name != train), None)
         data = HubPart(splits[train](), config, train)
         return data, None if held is None else HubPart(splits[held](), config, held)
+
+
+@contextmanager
+def _quiet(hf: Any) -> Iterator[None]:
+    """Hide the library's progress bars away from a terminal, and its messages about retries."""
+    log = logging.getLogger("huggingface_hub")
+    with ExitStack() as undo:
+        undo.callback(log.setLevel, log.level)
+        log.setLevel(logging.ERROR)
+        if not sys.stderr.isatty() and not hf.utils.are_progress_bars_disabled():
+            undo.callback(hf.enable_progress_bars)
+            hf.disable_progress_bars()
+        yield
 
 
 def _splits(hf: Any, config: DataConfig, path: Path | None) -> dict[str, Callable[[], Any]]:
