@@ -39,7 +39,7 @@ from benchmarks.harness import about_machine, busy_elsewhere
 Inverse = Callable[[Tensor], Tensor]
 PARTS = ("table", "gradients", "images", "sbi", "real")
 OUT, PAGE = Path("docs/bench/accelerate.json"), Path("docs/accelerate.md")
-FEATURES, SAMPLES = (2, 3, 6, 10, 32), (1, 100, 10_000)
+FEATURES, SAMPLES = (2, 3, 6, 10, 32, 128), (1, 100, 10_000)
 WITH_GRADIENTS = (
     ("nflows affine", "zuko MAF", "normflows affine", "pyro affine"),
     (3, 6, 10, 32),
