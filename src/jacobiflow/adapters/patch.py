@@ -189,8 +189,9 @@ class Patch:
         def use(packed: Packed | str) -> tuple[str, Solution]:
             if isinstance(packed, str):
                 raise Declined(packed)
-            for frozen, now in zip(packed.spec.module.modules(), self.module.modules(), strict=False):
-                frozen.training = now.training  # layers of zuko differ in their gradients
+            if key.gradients:  # those of zuko's layers depend on their mode
+                for frozen, now in zip(packed.spec.module.modules(), self.module.modules(), strict=False):
+                    frozen.training = now.training
             if not packed.fits(*flat):
                 raise Declined("inputs or context of another shape, dtype or device")
             chosen = way if way in packed.ways else self._race(key, packed, z, context)
