@@ -172,9 +172,10 @@ class Packed:
             method = Method(width=width, tol=tol, max_sweeps=most, init="zeros", unit="relative")
             out = decode(block, z, method, compact_at=COMPACT_AT if z.numel() > COMPACT_FROM_NUMBERS else 0)
             x, log_det, stats = out.x, out.log_det, out.stats.blocks[0]
-            lost = ~x.isfinite().flatten(1).all(1)
-            x[lost] = log_det[lost] = float("nan")
-            new = lost & z.isfinite().flatten(1).all(1)  # other layers may have lost rows before
+            lost, new = ~x.isfinite().flatten(1).all(1), 0
+            if bool(lost.any()):
+                x[lost] = log_det[lost] = float("nan")
+                new = int((lost & z.isfinite().flatten(1).all(1)).sum())  # other layers may have lost rows before
             with torch.no_grad():
                 if tol > EXACT_LOG_DET_ABOVE:
                     log_det = -block.forward(x)[1]
@@ -184,7 +185,7 @@ class Packed:
             if wanted:
                 x, log_det = attach(block, z, x, log_det, tol=tol)
             passes = stats.sweeps.max() if way == FULL else stats.evaluated.max() / block.length
-            return Solution(x.squeeze(-1), log_det, int(new.sum()), float(passes))
+            return Solution(x.squeeze(-1), log_det, new, float(passes))
 
 
 class TransformInverter:
