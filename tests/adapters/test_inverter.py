@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adapters.foreign_flows import CASES, CONTEXT, D, context_rows
 from jacobiflow.adapters import accelerate
 from jacobiflow.adapters.inverter import ForeignConditioner, IndexedConditioner, TransformInverter
+from jacobiflow.adapters.masked import elementwise
 from jacobiflow.core.block import Block, take
 from jacobiflow.core.decode import decode
 from jacobiflow.core.method import Method
@@ -74,3 +75,11 @@ def test_sliding_windows_give_the_sequential_answer(name: str) -> None:
         assert len(found[1].stats.blocks[0].evaluated.unique()) > 1
     for out in found[1:]:
         torch.testing.assert_close(out.x, found[0].x, atol=1e-5, rtol=1e-6)
+
+
+def test_an_activation_in_place_keeps_its_options() -> None:
+    own = elementwise(nn.LeakyReLU(0.3, inplace=True))
+    x = torch.tensor([-1.0, 2.0])
+    assert own is not None
+    assert own(x).tolist() == pytest.approx([-0.3, 2.0])
+    assert x.tolist() == [-1.0, 2.0]
