@@ -279,11 +279,20 @@ def test_a_folder_of_pictures_that_is_a_link(job: Any, tmp_path: Path) -> None:
     assert before == {p: p.stat().st_mtime_ns for p in elsewhere.iterdir()}
 
 
-def test_a_job_leaves_out_the_notes_of_its_plan(job: Any, tmp_path: Path) -> None:
+def test_a_job_that_could_not_be_read_again_is_not_begun(
+    job: Any, flow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = tmp_path / "plan.json"
     jf.Plan((jf.Method(),) * 3, about={"seconds": float("nan"), "notes": "a" * 10**6}).save(plan)
     for _ in range(2):
         assert job(tmp_path / "out", *SMALL, "--plan", plan)[0] == 0
+    monkeypatch.setattr(runner, "MAX_TEXT_BYTES", 1000)
+    status, _, err = job(tmp_path / "new", *SMALL, "--plan", plan)
+    assert (status, err) == (
+        2,
+        "jacobiflow sample: these settings cannot be written down: use shorter ones, or a smaller plan\n",
+    )
+    assert not (tmp_path / "new/manifest.json").exists()
 
 
 def test_a_shard_that_cannot_be_replaced_is_one_line(job: Any, copy: Path) -> None:

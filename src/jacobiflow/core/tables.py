@@ -84,7 +84,7 @@ def counted(n: int, noun: str) -> str:
 def shortened(text: str, width: int) -> str:
     """Text of at most this width, without its middle if it is longer."""
     half = (width - 3) // 2
-    return text if len(text) <= width else f"{text[:half]}...{text[-half:]}"
+    return text if len(text) <= width else f"{text[:half]}...{text[len(text) - half :]}"
 
 
 def listing(rows: Iterable[tuple[str, str]]) -> str:

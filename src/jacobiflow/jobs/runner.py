@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from jacobiflow.core.files import remove_leftovers, write_atomically, write_errors, write_text
+from jacobiflow.core.files import MAX_TEXT_BYTES, remove_leftovers, write_atomically, write_errors, write_text
 from jacobiflow.core.hardware import memory_limit, out_of_memory, require_memory
 from jacobiflow.core.processes import Lock, StopKey, World, leave_process_group
 from jacobiflow.core.progress import progress_bar
@@ -105,7 +105,9 @@ def start(model: str, folder: Path, device: torch.device, ask: Ask, world: World
             _refuse_other_shards(job, folder, new=not old)
             _require_disk(job, flow, folder)
             if not old:
-                write_text(folder / FILE, job.to_json())
+                if len(text := job.to_json()) > MAX_TEXT_BYTES:  # no restart could read it
+                    raise JobError("these settings cannot be written down: use shorter ones, or a smaller plan")
+                write_text(folder / FILE, text)
             lock.shared()
         return job, asked.max_memory
 
