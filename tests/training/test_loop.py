@@ -119,6 +119,47 @@ def test_a_step_is_adamw_on_the_mean_loss(recipe, tmp_path):
         torch.testing.assert_close(mine, its, atol=1e-6, rtol=1e-5)
 
 
+def test_the_contrast_tells_a_label_from_a_wrong_one(recipe, tmp_path):
+    subject = trainer(recipe, tmp_path, contrast=0.5, label_drop=0.3)
+    with torch.no_grad():
+        for p in subject.flow.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    batch = subject.batch(subject.train, torch.arange(16), loop.generator(0, 0, 1), augment=True)
+    assert torch.equal(batch.wrong, 1 - subject.train.labels[:16])
+    assert -1 in batch.labels[:8]
+    with torch.no_grad():
+        own, other = (subject.flow.log_prob(batch.x, labels) for labels in (batch.labels, batch.wrong))
+        posterior = own.exp() / (own.exp() + other.exp())
+        told = torch.where(batch.labels[:8] < 0, 0, -posterior[:8].log()).sum() / 8
+        assert told > 0.03
+        found = subject.loss(*batch)[0]
+    assert found.item() == pytest.approx((-own.mean() / 64 + 0.5 * told).item(), abs=1e-5)
+    assert subject.batch(subject.validation, torch.arange(4), loop.generator(1), augment=False).wrong is None
+
+
+def test_the_contrast_teaches_labels(recipe, tmp_path):
+    """Of classes that look alike: a label's share of the likelihood grows with the contrast, and hardly without."""
+
+    def share(contrast: float) -> float:
+        subject = trainer(recipe, tmp_path, contrast=contrast, epochs=12, label_drop=0.0)
+        noisy = subject.train.pixels.clone()
+        noisy[:, :, :, 4:] = torch.randint(0, 250, noisy[:, :, :, 4:].shape, generator=loop.generator(0)).byte()
+        noisy[:, :, 0, 0] = 40 + 40 * subject.train.labels[:, None].byte()
+        subject.train.pixels.copy_(noisy)
+        steps(subject, 60)
+        batch = subject.batch(subject.train, torch.arange(64), loop.generator(5), augment=False)
+        with torch.no_grad():
+            own, other = (subject.flow.log_prob(batch.x, labels) for labels in (batch.labels, 1 - batch.labels))
+        return (own - other).sigmoid().log().mean().item()
+
+    assert share(1.0) > share(0.0) + 0.05
+
+
+def test_a_contrast_needs_classes(recipe, tmp_path):
+    with pytest.raises(TrainingError, match=r"training\.contrast needs a model and data with two or more classes"):
+        trainer(recipe, tmp_path, model={"num_classes": 0}, contrast=0.1)
+
+
 def test_gradients_are_clipped(recipe, tmp_path):
     for clip in (0.0, 0.01):
         subject = trainer(recipe, tmp_path, clip=clip)

@@ -147,6 +147,7 @@ OTHER = {
         "noise": "gaussian",
         "tol": 0.125,
         "label_drop": 0.5,
+        "contrast": 0.25,
         "flip": True,
         "ema": 0.5,
         "seed": 9,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jacobiflow.core.files import checksum, remove_leftovers, write_errors
@@ -24,9 +25,9 @@ from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import Lock, StopKey, World, peers
 from jacobiflow.core.progress import note
 from jacobiflow.data.decoding import Images
-from jacobiflow.data.transforms import Batch, prepare
+from jacobiflow.data.transforms import Batch, class_means, prepare, wrong_labels
 from jacobiflow.flows.checkpoint import document
-from jacobiflow.flows.flow import Flow
+from jacobiflow.flows.flow import Flow, standard_normal
 from jacobiflow.training.log import Log
 from jacobiflow.training.recipe import Recipe, TrainingConfig
 from jacobiflow.training.state import CONTENT, State, TrainingError
@@ -110,7 +111,10 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(flow.parameters(), **options)
         self.average: Flow | None = deepcopy(flow) if config.ema else None
         self.result = self.average or flow
-        loss: Any = Loss(flow, config.tol)
+        if config.contrast and not (flow.num_classes > 1 and isinstance(train, Images) and train.labels is not None):
+            raise TrainingError("training.contrast needs a model and data with two or more classes: leave it out")
+        self.means = class_means(train) if config.contrast and isinstance(train, Images) else None
+        loss: Any = Loss(flow, config.tol, config.contrast)
         if config.compile:
             loss = torch.compile(loss)
         if world.size > 1:
@@ -201,11 +205,11 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         for i in range(parts):
             first = (world.rank * parts + i) * rows
-            x, labels = (None if t is None else t[first : first + rows].to(self.device) for t in batch)
+            given = (None if t is None else t[first : first + rows].to(self.device) for t in batch)
             wait = world.size > 1 and i < parts - 1  # gradients are summed over processes in the last part
             with self.loss.no_sync() if wait else nullcontext():  # type: ignore[operator]
                 with self._autocast():
-                    loss, squares = self.loss(x, labels)
+                    loss, squares = self.loss(*given)
                 (loss / parts).backward()
             total, z_squared = total + loss.detach() / parts, z_squared + squares / parts
         return float(world.mean(total)), z_squared
@@ -219,8 +223,10 @@ class Trainer:
         if augment:
             options |= {"flip": config.flip, "label_drop": config.label_drop}
         batch = prepare(images, index, draw, **options)
-        labels = batch.labels if self.flow.num_classes else None
-        return Batch(batch.x.reshape(len(index), *self.flow.data_shape), labels)
+        labels, wrong = batch.labels if self.flow.num_classes else None, None
+        if augment and self.means is not None and images.labels is not None:
+            wrong = wrong_labels(batch.x, images.labels[index], self.means, draw)
+        return Batch(batch.x.reshape(len(index), *self.flow.data_shape), labels, wrong)
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
@@ -252,8 +258,8 @@ class Trainer:
         total = 0.0
         for index in torch.split(chosen, 250):
             batch = self.batch(self.validation, index, draw, augment=False)
-            x, labels = (None if t is None else t.to(self.device) for t in batch)
-            total += float(loss(x, labels)[0]) * len(index)
+            given = (None if t is None else t.to(self.device) for t in batch)
+            total += float(loss(*given)[0]) * len(index)
         return total / count
 
     def picture(self, step: int) -> None:
@@ -270,11 +276,24 @@ class Trainer:
 
 
 class Loss(nn.Module):
-    """The flow's `training_loss` as a module, which torch compiles or distributes."""
+    """The flow's `training_loss`, and the contrast of classes, as a module, which torch compiles or distributes."""
 
-    def __init__(self, flow: Flow, tol: float) -> None:
+    def __init__(self, flow: Flow, tol: float, contrast: float = 0.0) -> None:
         super().__init__()
-        self.flow, self.tol = flow, tol
+        self.flow, self.tol, self.contrast = flow, tol, contrast
 
-    def forward(self, x: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.flow.training_loss(x, labels, self.tol)
+    def forward(self, x: Tensor, labels: Tensor | None, wrong: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, and its mean z^2. wrong: labels [n], with which half of the batch is contrasted.
+
+        The contrast is -log(p(x | label) / (p(x | label) + p(x | wrong label))); dropped labels have none.
+        """
+        if wrong is None or labels is None:
+            return self.flow.training_loss(x, labels, self.tol)
+        n, half = len(x), -(-len(x) // 2)
+        enc = self.flow.encode(torch.cat((x, x[:half])), torch.cat((labels, wrong[:half])))
+        log_p = (standard_normal(enc.z) + enc.log_det).float()
+        apart = F.softplus(log_p[n:] - log_p[:half])
+        loss = -log_p[:n].mean() / math.prod(self.flow.data_shape)
+        return loss + self.contrast * torch.where(labels[:half] < 0, 0, apart).mean(), enc.z[
+            :n
+        ].detach().square().mean(0)

@@ -26,7 +26,11 @@ RULES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     ("positive", lambda v: 0 < v < math.inf, ("epochs", "lr")),
     ("1e+09 or less", lambda v: v <= 1e9, ("epochs",)),
     ("1e+30 or less", lambda v: v <= 1e30, ("lr", "final_lr", "weight_decay")),
-    ("0 or more", lambda v: 0 <= v < math.inf, ("final_lr", "warmup_epochs", "weight_decay", "clip", "tol")),
+    (
+        "0 or more",
+        lambda v: 0 <= v < math.inf,
+        ("final_lr", "warmup_epochs", "weight_decay", "clip", "tol", "contrast"),
+    ),
     ("0 or more", lambda v: v >= 0, ("seed", "sample_every", "keep_every", "validate")),
     ("below 2^63", lambda v: v < 2**63, ("seed",)),
     ("in [0, 1)", lambda v: 0 <= v < 1, ("label_drop", "ema", "betas")),
@@ -50,6 +54,7 @@ class TrainingConfig:
     noise: Noise = "gaussian"  # Added to the images: gaussian with model.noise_std; the others are uniform.
     tol: float = 1e-4  # Of the sweeps that draw samples, for losses of samples. Loose ones bias gradients.
     label_drop: float = 0.0  # Share of labels that are dropped, so that the model also learns without.
+    contrast: float = 0.0  # Weight of a loss, on half of each batch, that tells a label from a wrong one.
     flip: bool = False  # Mirror each image with probability 1/2.
     ema: float = 0.0  # Decay of averaged weights, smaller in early steps; they are the result. 0: no average.
     seed: int = 0  # Seed of initial weights, data order, noise, flips and dropped labels.
