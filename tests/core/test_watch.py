@@ -29,7 +29,8 @@ def test_every_sweep_is_seen_and_nothing_changes(name: str, method: jf.Method) -
     assert {s.block for s in seen} == {3}
     taken = sum(s.moving.long() for s in seen[1:])
     assert torch.equal(taken, out.stats.blocks[0].sweeps)  # each sample was in as many as its stats say
-    guess = first_guess(block.to_positions(z), method.init)
+    init = method.resolved(calibrated=block.guess is not None).init
+    guess = first_guess(block.to_positions(z), init, block.guess)
     assert torch.equal(block.to_positions(seen[0].x)[:, 1:], guess[:, 1:])
     assert torch.equal(seen[-1].x, out.x)
     for before, after in pairwise(seen):

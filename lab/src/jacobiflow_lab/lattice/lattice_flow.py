@@ -25,20 +25,18 @@ from jacobiflow_lab.lattice.lattice_mlp import LatticeMLP, neighbourhood, spread
 class LatticeConfig(MAFConfig):
     """A MAFConfig whose features may be the sites of a square torus, row by row.
 
-    order: also "classes", with reach: see `spread`. Every second block takes the classes backwards.
-    reach: above 0, each block is one `LatticeMLP` that sees the sites within `reach` rows and columns.
-    linear: x' = y' A next to the data, where y is what the blocks see. A is the flow's buffer `linear`, not
-        trained and saved with the weights: the square root of the Ising model's K, or the identity.
-    temperature, shift: of the Ising model that the flow samples. temperature 0: none.
+    Without a temperature it samples no Ising model. The matrix A of `linear` is the flow's buffer of that name, not
+    trained and saved with the weights: the square root of the Ising model's K, or the identity.
     """
 
     ORDERS: ClassVar[tuple[str, ...]] = (*MAFConfig.ORDERS, "classes")
 
     order: Literal["reversed", "random", "same", "classes"] | tuple[tuple[int, ...], ...] = "reversed"  # type: ignore[assignment]
-    reach: int = 0
-    linear: bool = False
-    temperature: float = 0.0
-    shift: float = 0.0
+    """How blocks take the sites: as in MAFConfig, or classes of sites far apart, every second block backwards."""
+    reach: int = 0  # Above 0, each block is a `LatticeMLP` that sees the sites within so many rows and columns.
+    linear: bool = False  # x' = y' A next to the data, where y is what the blocks see.
+    temperature: float = 0.0  # Of the Ising model that the flow samples; 0: none.
+    shift: float = 0.0  # Added to the diagonal of the Ising model's K; 0: 4.04 / temperature.
 
     def __post_init__(self) -> None:
         super().__post_init__()
