@@ -155,6 +155,16 @@ def test_the_contrast_teaches_labels(recipe, tmp_path):
     assert share(1.0) > share(0.0) + 0.05
 
 
+def test_a_class_without_images_is_never_a_wrong_label(recipe, tmp_path):
+    subject = trainer(recipe, tmp_path, model={"num_classes": 5}, contrast=0.1)
+    batch = subject.batch(subject.train, torch.arange(64), loop.generator(0), augment=True)
+    assert torch.isfinite(subject.means).all()
+    assert (batch.wrong != subject.train.labels[:64]).all()
+    shown = subject.train.pixels[subject.train.labels == 1].float().mean(0).flatten() / 127.5 - 1
+    torch.testing.assert_close(subject.means[1], shown)
+    assert (torch.cdist(batch.x.flatten(1), subject.means)[:, 2:] > 100).all()
+
+
 def test_a_contrast_needs_classes(recipe, tmp_path):
     with pytest.raises(TrainingError, match=r"training\.contrast needs a model and data with two or more classes"):
         trainer(recipe, tmp_path, model={"num_classes": 0}, contrast=0.1)

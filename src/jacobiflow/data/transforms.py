@@ -10,9 +10,6 @@ from torch import Tensor
 from jacobiflow.core.rows import Noise
 from jacobiflow.data.decoding import Images
 
-NEAREST = 3  # classes among which a wrong label is drawn
-FAR = 1e3  # a pixel that no image has
-
 
 class Batch(NamedTuple):
     """Images in data space, and their labels (-1: dropped) or None."""
@@ -56,16 +53,8 @@ def prepare(
     return Batch(x, labels)
 
 
-def class_means(images: Images) -> Tensor:
-    """The mean image of each class in [-1, 1], [classes, pixels]; far away if the class has no image."""
-    assert images.labels is not None
-    every = range(int(images.labels.max()) + 1)
-    pixels = (images.pixels[images.labels == k].flatten(1).float() for k in every)
-    return torch.stack([own.mean(0) / 127.5 - 1 if len(own) else own.new_full(own.shape[1:], FAR) for own in pixels])
-
-
 def wrong_labels(x: Tensor, labels: Tensor, means: Tensor, draw: torch.Generator) -> Tensor:
-    """A wrong class for each image [n]: one of the few whose mean images are nearest to it."""
+    """A wrong class for each image [n]: one of the three whose mean images [classes, pixels] are nearest to it."""
     apart = torch.cdist(x.flatten(1), means).scatter(1, labels[:, None], torch.inf)
-    near = apart.topk(min(NEAREST, len(means) - 1), largest=False).indices
+    near = apart.topk(min(3, len(means) - 1), largest=False).indices
     return near.gather(1, torch.randint(near.shape[1], (len(x), 1), generator=draw))[:, 0]

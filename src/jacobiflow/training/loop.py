@@ -25,7 +25,7 @@ from jacobiflow.core.pictures import save_images
 from jacobiflow.core.processes import Lock, StopKey, World, peers
 from jacobiflow.core.progress import note
 from jacobiflow.data.decoding import Images
-from jacobiflow.data.transforms import Batch, class_means, prepare, wrong_labels
+from jacobiflow.data.transforms import Batch, prepare, wrong_labels
 from jacobiflow.flows.checkpoint import document
 from jacobiflow.flows.flow import Flow, standard_normal
 from jacobiflow.training.log import Log
@@ -111,9 +111,12 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(flow.parameters(), **options)
         self.average: Flow | None = deepcopy(flow) if config.ema else None
         self.result = self.average or flow
-        if config.contrast and not (flow.num_classes > 1 and isinstance(train, Images) and train.labels is not None):
-            raise TrainingError("training.contrast needs a model and data with two or more classes: leave it out")
-        self.means = class_means(train) if config.contrast and isinstance(train, Images) else None
+        self.means: Tensor | None = None  # the mean image of each class, if labels are contrasted
+        if config.contrast:
+            if flow.num_classes < 2 or not isinstance(train, Images) or train.labels is None:
+                raise TrainingError("training.contrast needs a model and data with two or more classes: leave it out")
+            every = (train.pixels[train.labels == k].flatten(1).float().mean(0) for k in range(flow.num_classes))
+            self.means = (torch.stack(list(every)) / 127.5 - 1).nan_to_num(1e3)  # far from all if it has no image
         loss: Any = Loss(flow, config.tol, config.contrast)
         if config.compile:
             loss = torch.compile(loss)
