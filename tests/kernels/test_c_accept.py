@@ -27,7 +27,7 @@ def there() -> None:
 def random_rows(draw: torch.Generator, dim: int, width: int, *, cached: bool = True) -> Rows:
     z = torch.randn(N, LENGTH, dim, generator=draw)
     block: Any = None  # what was swept does not depend on it
-    rows = Rows.start(block, z, z[:, :1], torch.zeros(N, 1, dim), reference.first_guess(z, "noise"), width)
+    rows = Rows.start(block, z, reference.first_guess(z, "noise"), width)
     rows.cache = NoCache() if cached else None
     rows.frontier = torch.randint(1, LENGTH + 1, (N,), generator=draw)
     rows.status[:3] = jf.Status.SWEEP_LIMIT.rank  # rows that have ended

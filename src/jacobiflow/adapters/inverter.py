@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from itertools import repeat
 from typing import NamedTuple
 
@@ -18,10 +18,12 @@ from jacobiflow.core.block import Block, Cache, Conditioner, MaskedNetwork, NoCa
 from jacobiflow.core.decode import decode
 from jacobiflow.core.implicit import attach
 from jacobiflow.core.method import Method
+from jacobiflow.core.results import Status
 from jacobiflow.core.stopping import ROUNDING
 from jacobiflow.flows.masked_mlp import MaskedConditioner
 from jacobiflow.flows.weights import WeightMemo, tensors_of
 from jacobiflow.kernels.backend import bind
+from jacobiflow.kernels.c_masked import activation_code
 from jacobiflow.kernels.threads import torch_single_threaded
 
 COMPACT_FROM_NUMBERS = 16_384  # in smaller batches solved rows cost less than taking them out
@@ -32,6 +34,7 @@ GRADIENT_TOL = 0.01  # share of tol: an error of the sample is an error of its g
 MOST_NUMBERS = 1 << 24  # hidden units and features that are kept at once
 KERNELS, STEPS, SWEEPS, FULL = "C kernels", "cached steps", "cached sweeps", "full sweeps"
 EXACT_LOG_DET_ABOVE = 1e-5  # of tol, from which the log-determinant is computed again at the answer
+method_of = cache(partial(Method, init="zeros", unit="relative"))
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,7 @@ class ForeignConditioner:
 
     def first(self, n: int) -> Tensor:
         rows = 1 if self.context is None else n  # without context it is the same for all rows
-        theta = self.all_params(self.like.new_zeros(rows, self.length, 1))
-        return theta[:, :1].expand(n, -1, -1)
+        return self.all_params(self.like.new_zeros(rows, self.length, 1))[:, :1].expand(n, -1, -1)
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache) -> Tensor:
         return take(self.all_params(x), start, width)
@@ -102,6 +104,7 @@ class Packed:
     units: tuple[Tensor, ...]  # of each node in packed order; units[0] is the feature at each position
     order: Tensor | None  # units[0]; None is the natural order
     network: MaskedNetwork | None  # None: each sweep is a full pass
+    plain: dict[int | None, Block] = field(default_factory=dict)  # without context, by the code of its activation
 
     @cached_property
     def ways(self) -> tuple[str, ...]:
@@ -122,12 +125,14 @@ class Packed:
         if context is not None:
             width = context.shape[-1] if context.ndim == 2 and len(context) in (1, len(z)) else -1
         shapes = z.ndim == 2 and len(z) > 0 and (z.shape[1], width) == (spec.network.length, spec.context)
-        kinds = {(t.dtype, t.device) for t in (z, context, spec.like) if t is not None}
-        return shapes and len(kinds) == 1
+        return shapes and len({(t.dtype, t.device) for t in (z, context, spec.like) if t is not None}) == 1
 
     @torch.no_grad()
     def bind(self, context: Tensor | None) -> Block:
         """The block for these rows of context [n, C]; [1, C] is the context of all rows."""
+        code = None if self.network is None else activation_code(self.network.activation)  # its options may change
+        if (plain := context is None) and code in self.plain:
+            return self.plain[code]
         spec, weights = self.spec, tuple(tensors_of(self.spec.module))
         terms, theta = dict[int, Tensor](), partial(self._theta, None)
         if context is not None:
@@ -144,7 +149,8 @@ class Packed:
             conditioner = MaskedConditioner(self.network, theta, lambda: weights, context, terms)
         if isinstance(spec.bijector, ForeignMap) and spec.bijector.features:
             conditioner = IndexedConditioner(conditioner, self.units[0])
-        return bind(conditioner, spec.bijector, self.order)
+        block = bind(conditioner, spec.bijector, self.order)
+        return self.plain.setdefault(code, block) if plain else block
 
     def _theta(self, shared: Tensor | None, x: Tensor, context: Tensor | None) -> Tensor:
         """The library's own parameters, in the order of positions; shared: the context of all rows [1, C]."""
@@ -156,7 +162,8 @@ class Packed:
     def solve(self, z: Tensor, context: Tensor | None, tol: float, way: str) -> Solution:
         """Solve z [n, T] with context [n, C] or [1, C] in one of `ways`, a bounded number of rows at once."""
         numbers = sum(link.linear.out_features for link in self.spec.network.links) + self.spec.network.length
-        rows = max(MOST_NUMBERS // numbers, 1)
+        if len(z) <= (rows := max(MOST_NUMBERS // numbers, 1)):
+            return self._solve(z, context, tol, way)
         contexts = repeat(context) if context is None or len(context) != len(z) else torch.split(context, rows)
         found = [self._solve(*part, tol, way) for part in zip(torch.split(z, rows), contexts, strict=False)]
         x, log_det, lost, passes = zip(*found, strict=True)
@@ -168,12 +175,12 @@ class Packed:
             wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (z, *block.conditioner.tensors()))
             tol = tolerance(tol, z.dtype, wanted, self.spec.resolution)
             most = MAX_SWEEPS + int(MAX_SWEEPS_PER_POSITION * block.length) if way == SWEEPS else None
-            width = None if way in (SWEEPS, FULL) else 1
-            method = Method(width=width, tol=tol, max_sweeps=most, init="zeros", unit="relative")
+            method = method_of(width=None if way in (SWEEPS, FULL) else 1, tol=tol, max_sweeps=most)
             out = decode(block, z, method, compact_at=COMPACT_AT if z.numel() > COMPACT_FROM_NUMBERS else 0)
             x, log_det, stats = out.x, out.log_det, out.stats.blocks[0]
-            lost, new = ~x.isfinite().flatten(1).all(1), 0
-            if bool(lost.any()):
+            new = 0
+            if Status.NONFINITE in stats.status:
+                lost = ~x.isfinite().flatten(1).all(1)
                 x[lost] = log_det[lost] = float("nan")
                 new = int((lost & z.isfinite().flatten(1).all(1)).sum())  # other layers may have lost rows before
             with torch.no_grad():
@@ -184,8 +191,8 @@ class Packed:
                         x, log_det = block.sweep(x, z)
             if wanted:
                 x, log_det = attach(block, z, x, log_det, tol=tol)
-            passes = stats.sweeps.max() if way == FULL else stats.evaluated.max() / block.length
-            return Solution(x.squeeze(-1), log_det, new, float(passes))
+            passes = int(stats.sweeps.max()) if way == FULL else int(stats.evaluated.max()) / block.length
+            return Solution(x.squeeze(-1), log_det, new, passes)
 
 
 class TransformInverter:
@@ -213,5 +220,4 @@ class TransformInverter:
 def tolerance(tol: float, dtype: torch.dtype, gradients: bool, resolution: float) -> float:
     """The tolerance to solve to: `tol` in float32, its square in float64, which has twice the digits."""
     tol = tol**2 if dtype is torch.float64 else tol
-    floor = max(ROUNDING * torch.finfo(dtype).eps, 2 * resolution)
-    return max(floor, tol * (GRADIENT_TOL if gradients else 1))
+    return max(ROUNDING * torch.finfo(dtype).eps, 2 * resolution, tol * (GRADIENT_TOL if gradients else 1))

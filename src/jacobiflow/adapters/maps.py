@@ -89,8 +89,7 @@ class SoftclipSpline(Spline):
     """zuko's rational-quadratic spline: soft-clipped parameters, slopes exponentiated."""
 
     def describe(self) -> Formula:
-        strength = -1 / math.log(self.min_slope)
-        return Formula("clipped_spline", (self.bins, self.bound, self.min_bin, strength))
+        return Formula("clipped_spline", (self.bins, self.bound, self.min_bin, -1 / math.log(self.min_slope)))
 
     def _edges(self, raw: Tensor) -> Tensor:
         return super()._edges(raw / (1 + (raw * (2 / math.log(self.min_slope))).abs()))

@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,6 @@ Twin = Callable[[Theta, int], tuple[Map, Map]]  # forward and inverse of the fir
 NewTensor = Callable[[nn.Module, str, Tensor], Tensor]
 _Dropout = nn.modules.dropout._DropoutNd
 _BatchNorm = nn.modules.batchnorm._BatchNorm
-_HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
 
@@ -59,7 +59,7 @@ class TransformSpec:
     def network(self) -> ForeignNetwork:
         return self.networks[0]
 
-    @property
+    @cached_property
     def like(self) -> Tensor:
         """A tensor with the dtype and the device of the weights."""
         return next(self.module.parameters(), torch.zeros(()))
@@ -73,13 +73,14 @@ class State:
         self.hooked = any(getattr(globally, name) for name in _GLOBAL)  # or a method of a layer is replaced
         self.noisy = False  # batch norm or dropout is in train mode, or batch norm keeps no statistics
         self.bare = True  # attributes are the weights: old-style weight norm sets them only when a layer is called
-        for m in (m for part in parts for m in part.modules()):
+        modules = list(parts)
+        while modules:  # `Module.modules` takes several times as long
+            m = modules.pop()
             self.tensors += [t for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
-            self.hooked |= "forward" in m.__dict__ or any(getattr(m, name) for name in _HOOKS)
-            if isinstance(m, _BatchNorm):
-                self.noisy |= m.training or m.running_mean is None
-            elif isinstance(m, _Dropout):
-                self.noisy |= m.training and m.p > 0
+            modules += [child for child in m._modules.values() if child is not None]
+            self.hooked |= "forward" in m.__dict__ or any((m._forward_hooks, m._backward_hooks, m._backward_pre_hooks))
+            self.noisy |= isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)
+            self.noisy |= isinstance(m, _Dropout) and m.training and m.p > 0
             if m._forward_pre_hooks:
                 self.bare = False
                 self.hooked |= not all(isinstance(h, WeightNorm) for h in m._forward_pre_hooks.values())

@@ -186,8 +186,7 @@ def _own_map(lazy: Any, value: Tensor, theta: Tensor, inverse: bool, features: A
     if not _resolution(transform):
         return x, -transform.call_and_ladj(x)[1]
     with torch.no_grad():  # absolute, so that the unit |z dx/dz| of relative changes is at least 1
-        log_slope = -transform.call_and_ladj(x.detach())[1]
-        return x, torch.maximum(log_slope, -value.abs().clamp_min(1e-30).log())
+        return x, torch.maximum(-transform.call_and_ladj(x.detach())[1], -value.abs().clamp_min(1e-30).log())
 
 
 def _part(lazy: Any, theta: Theta, features: Tensor) -> Any:

@@ -166,6 +166,7 @@ class Engine(Protocol):
 
     def select(self, rows: Tensor) -> Engine: ...  # the same engine for these rows
     def new_cache(self, n: int) -> Cache: ...  # as `Conditioner.new_cache`
+    def first(self, x: Tensor, cache: Cache | None) -> Tensor: ...  # as `Conditioner.first`, for the rows of x
     def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
         """As `Conditioner.params`; without a cache all inputs are evaluated again."""
 
@@ -184,7 +185,10 @@ class Engine(Protocol):
         afterwards it holds those below stop - 1.
         """
         for t in range(start, stop):
-            new, slope = self.inverse(z[:, t : t + 1], self.params(x, t, 1, cache))
+            theta = self.params(x, t, 1, cache) if t else self.first(x, cache)
+            if theta.dtype != z.dtype and not torch.is_autocast_enabled(z.device.type):
+                raise ValueError(f"z is {z.dtype}, the network {theta.dtype}: use z.to({theta.dtype})")
+            new, slope = self.inverse(z[:, t : t + 1], theta)
             x[:, t : t + 1], log_slope[:, t] = new, slope.sum((1, 2))
 
 

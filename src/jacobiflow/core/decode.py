@@ -85,18 +85,24 @@ def _in_parts(run: Callable[[Block, Tensor], Rows], block: Block, z: Tensor, mos
 
 def _decoded(block: Block, rows: Rows, method: Method, seconds: float) -> Decoded:
     """The result, in the order of the data: copies outside inference mode, which autograd may use."""
+    sweeps, evaluated, guess_sweeps = torch.stack((rows.sweeps, rows.evaluated, rows.guess_sweeps)).cpu()
     stats = BlockStats(
-        sweeps=rows.sweeps.clone().cpu(),
-        evaluated=rows.evaluated.clone().cpu(),
+        sweeps=sweeps,
+        evaluated=evaluated,
         update=rows.change.clone().cpu(),
         status=tuple(map(STATUSES.__getitem__, rows.status.tolist())),
         seconds=seconds,
         backend=block.engine.name,
-        guess_sweeps=rows.guess_sweeps.clone().cpu(),
+        guess_sweeps=guess_sweeps,
         precision=method.precision,
     )
-    x, log_det = block.from_positions(rows.answer[:, : rows.length].clone()), rows.log_slope[:, : rows.length].sum(1)
-    return Decoded(x=x, log_det=log_det, stats=Stats(blocks=(stats,), seconds=seconds, plan=Plan((method,))))
+    x, slopes = rows.answer[:, : rows.length], rows.log_slope[:, : rows.length]
+    if STATUSES[NONFINITE] in stats.status:  # no guess is returned as an answer
+        lost, known = (rows.status == NONFINITE)[:, None], rows.frontier[:, None]
+        unknown = lost & (torch.arange(rows.length, device=x.device) >= known)
+        x, slopes = x.masked_fill(unknown[..., None], float("nan")), slopes.masked_fill(unknown, float("nan"))
+    x = x.clone() if block.order is None else block.from_positions(x)
+    return Decoded(x=x, log_det=slopes.sum(1), stats=Stats(blocks=(stats,), seconds=seconds, plan=Plan((method,))))
 
 
 class Observer:
@@ -119,18 +125,19 @@ def solve(
     block: Block, z: Tensor, method: Method, on_failure: OnFailure, cache: bool, share: float, observe: Observer | None
 ) -> Rows:
     """The answers of one batch, z [n, T, D] in the order of positions."""
-    engine, theta = block.engine, block.conditioner.first(len(z))
-    if theta.dtype != z.dtype and not torch.is_autocast_enabled(z.device.type):
-        raise ValueError(f"z is {z.dtype}, the network {theta.dtype}: use z.to({theta.dtype})")
-    first, log_slope = engine.inverse(z[:, :1], theta)
-    guess, guess_sweeps = first_guess(z, method.init, block.guess), z.new_zeros(len(z), dtype=torch.long)
-    if method.precision == "mixed" and (fast := engine.rough()) is not None:
-        guess, guess_sweeps = rough_guess(fast, z, first, guess, method)
-    rows = Rows.start(block, z, first, log_slope, guess, min(method.width or block.length, block.length))
-    rows.guess_sweeps, rows.cache = guess_sweeps, engine.new_cache(len(z)) if cache else None
-    if observe is not None:
-        observe(rows, rows.moving, 0, 1)
-    done, rows = rows.parted()
+    init = method.init or ("zeros" if observe is None else None)  # of sequential decoding, which reads no guess
+    guess, width = first_guess(z, init, block.guess), min(method.width or block.length, block.length)
+    done, rows = Rows.start(block, z, guess, width, block.engine.new_cache(len(z)) if cache else None).parted()
+    if width > 1 or observe is not None:
+        rows.block.engine.solve(rows.x, rows.z, rows.log_slope[:, : rows.length], 0, 1, rows.cache)
+        rows.finish(0, 1)
+        if method.precision == "mixed" and (fast := rows.block.engine.rough()) is not None:
+            rows.guess, rows.guess_sweeps = rough_guess(fast, rows.z, rows.x[:, :1], rows.guess, method)
+            rows.seen, rows.answer = rows.guess.clone(), rows.guess.clone()
+        if observe is not None:
+            observe(rows, rows.moving, 0, 1)
+        lost, rows = rows.parted()
+        done += lost
     queue = [rows]
     while queue:
         rows = queue.pop()
@@ -143,11 +150,7 @@ def solve(
         done += solved
         queue += narrower
         observe = None  # samples that continue with a narrower window are not shown
-    rows = Rows.joined(done)
-    if bool((lost := rows.status == NONFINITE).any()):  # no guess is returned as an answer
-        unknown = lost[:, None] & (torch.arange(rows.answer.shape[1], device=z.device) >= rows.frontier[:, None])
-        rows.answer[unknown] = rows.log_slope[unknown] = float("nan")
-    return rows
+    return Rows.joined(done)
 
 
 def rough_guess(engine: Engine, z: Tensor, first: Tensor, guess: Tensor, method: Method) -> tuple[Tensor, Tensor]:
@@ -208,5 +211,5 @@ def one_by_one(rows: Rows, observe: Observer | None) -> tuple[list[Rows], list[R
         if observe is not None:
             rows.answer[:, start] = rows.x[:, start]
             observe(rows, rows.moving, start, start + 1)
-    rows.finish(low)
+    rows.finish(low, length)
     return [rows], []

@@ -59,8 +59,7 @@ def peak_memory() -> int:
         return 1024 * int(peak)
     import resource  # not on every system
 
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (1 if sys.platform == "darwin" else 1024) * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @contextmanager

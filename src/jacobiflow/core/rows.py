@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
@@ -79,21 +80,21 @@ class Rows:
     cache: Cache | None = None  # what the network keeps of final positions
 
     @classmethod
-    def start(cls, block: Block, z: Tensor, first: Tensor, log_slope: Tensor, guess: Tensor, width: int) -> Rows:
-        """Rows whose position 0 is known: `first` [n, 1, D]. It reads no other position."""
+    def start(cls, block: Block, z: Tensor, guess: Tensor, width: int, cache: Cache | None = None) -> Rows:
+        """Rows without known positions; noise that is not finite has no answer. With width 1 `guess` is written to."""
         n, length, _ = z.shape
         padding = 0 if width in (1, length) else width
-        lost = ~(z.isfinite().flatten(1).all(1) & first.isfinite().flatten(1).all(1))
-        seen = F.pad(guess, (0, 0, 0, padding)) if padding else guess.clone()
-        slopes = z.new_zeros(n, length + padding)
-        seen[:, :1], slopes[:, :1] = torch.where(lost[:, None, None], 0, first), log_slope.sum(-1)
+        seen = guess if width == 1 else F.pad(guess, (0, 0, 0, padding))
+        answer, slopes = seen if width == 1 else seen.clone(), z.new_zeros(n, length + padding)
         place, change = torch.arange(n, device=z.device), z.new_zeros(n, dtype=torch.float64)
-        sweeps, evaluated, guess_sweeps = (torch.zeros_like(place) for _ in range(3))
-        counts = (~lost).long(), sweeps, evaluated, change, torch.where(lost, NONFINITE, EXACT), guess_sweeps
-        return cls(block, width, place, z, guess, seen, seen.clone(), slopes, *counts)
+        frontier, sweeps, evaluated, status, guess_sweeps = place.new_zeros(5, n).unbind()
+        if not math.isfinite(z.sum()):
+            status = torch.where(z.isfinite().flatten(1).all(1), EXACT, NONFINITE)
+        counts = frontier, sweeps, evaluated, change, status, guess_sweeps
+        return cls(block, width, place, z, guess, seen, answer, slopes, *counts, cache)
 
     def __len__(self) -> int:
-        return len(self.z)
+        return self.z.shape[0]
 
     @property
     def length(self) -> int:
@@ -128,11 +129,10 @@ class Rows:
         """The results of some rows in the order of their places."""
         if len(parts) == 1:
             return parts[0]
-        order, found = torch.cat([rows.place for rows in parts]).argsort(), dict[str, Any]()
-        for name in TENSORS:
-            every = [getattr(rows, name) for rows in parts]
-            without_padding = [t[:, : parts[0].length] if t.ndim > 1 else t for t in every]
-            found[name] = torch.cat(without_padding)[order]
+        order, length = torch.cat([rows.place for rows in parts]).argsort(), parts[0].length
+        every = {name: [getattr(rows, name) for rows in parts] for name in TENSORS}
+        without_padding = {name: [t[:, :length] if t.ndim > 1 else t for t in ts] for name, ts in every.items()}
+        found: dict[str, Any] = {name: torch.cat(ts)[order] for name, ts in without_padding.items()}
         return replace(parts[0], cache=None, **found)
 
     def look(self, overflows: Tensor | None = None) -> Look:
@@ -151,16 +151,17 @@ class Rows:
             return Window(look.low, min(self.width, self.length - look.low))
         return Window(self.frontier.clamp_max(self.length - 1), self.width)
 
-    def finish(self, start: int) -> None:
-        """Positions from `start` on were solved one after the other, in `seen`."""
-        found = self.seen[:, start : self.length]
-        known = found.isfinite().all(-1).long().cumprod(1).sum(1)
-        self.answer[:, start : self.length] = found
-        self.frontier = start + known
-        steps = (known + 1).clamp_max(self.length - start)
-        inputs = steps if self.cache is not None else steps * (2 * start + steps - 1) // 2
+    def finish(self, start: int, stop: int) -> None:
+        """Positions start .. stop - 1 were solved one after the other, in `seen`."""
+        found, known = self.seen[:, start:stop], torch.full_like(self.frontier, stop - start)
+        if not math.isfinite(found.sum()):  # else all of them are finite, and no look at each is needed
+            known = found.isfinite().all(-1).long().cumprod(1).sum(1)
+            self.status = torch.where(known < stop - start, NONFINITE, self.status)
+        self.answer[:, start:stop] = found
+        steps = (known + start + 1).clamp_max(stop) - max(start, 1)
+        inputs = steps if self.cache is not None else steps * (2 * max(start, 1) + steps - 1) // 2
         self.sweeps, self.evaluated = self.sweeps + steps, self.evaluated + inputs
-        self.status = torch.where(self.frontier < self.length, NONFINITE, self.status)
+        self.frontier = start + known
 
 
 TENSORS = tuple(f.name for f in fields(Rows) if f.type == "Tensor")

@@ -31,8 +31,7 @@ def changes(new: Tensor, seen: Tensor, z: Tensor, log_slope: Tensor, method: Met
     else:
         change, size = d, size.clamp_min(1)
     finite = d.isfinite()
-    change = torch.where(finite, change, float("nan")).amax(-1)
-    return change, (finite & (d <= rounding * size)).all(-1)
+    return torch.where(finite, change, float("nan")).amax(-1), (finite & (d <= rounding * size)).all(-1)
 
 
 def backends_know(method: Method) -> bool:

@@ -161,14 +161,13 @@ def _positions(block: Block, z: Tensor, clock: Clock) -> tuple[Work, int]:
 
 def _sweeps(block: Block, z: Tensor, widths: Sequence[int], clock: Clock) -> list[Work]:
     """One sweep by width, of as many widths as the time allows."""
-    (n, length, dim), began, works = z.shape, clock(), list[Work]()
+    length, began, works = z.shape[1], clock(), list[Work]()
     for width in widths:
         if works and clock() - began > BUDGET_SECONDS:
             break
         start = 1 if width == length else max(length // 2, 1)
-        rows = Rows.start(block, z, z[:, :1], z.new_zeros(n, 1, dim), z, width)
+        rows = Rows.start(block, z, z, width, _filled(block, z, start))
         rows.frontier.fill_(start)
-        rows.cache = _filled(block, z, start)
         works.append(partial(_sweep_from, start, rows, rows.look()))
         works[-1]()
     return works

@@ -92,8 +92,7 @@ class Guided(WrappedConditioner):
         return self._blend(theta, first + torch.arange(width, device=x.device))
 
     def all_params(self, x: Tensor) -> Tensor:
-        theta = self.inner.all_params(torch.cat((x, x)))
-        return self._blend(theta, torch.arange(self.length, device=x.device))
+        return self._blend(self.inner.all_params(torch.cat((x, x))), torch.arange(self.length, device=x.device))
 
     def describe(self) -> TransformerNetwork | None:
         network = description(self.inner)

@@ -43,6 +43,9 @@ class TorchEngine(Engine):
     def new_cache(self, n: int) -> Cache:
         return self.conditioner.new_cache(n)
 
+    def first(self, x: Tensor, cache: Cache | None) -> Tensor:
+        return self.conditioner.first(len(x))
+
     def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
         if cache is None:
             return take(self.conditioner.all_params(x), start, width)

@@ -124,8 +124,7 @@ def accept(rows: Rows, window: Window, new: Tensor, log_slope: Tensor, method: M
     if lib is None or not backends_know(method) or not plain or new.dtype != torch.float32:
         return in_torch(rows, window, new, log_slope, method)
     new, log_slope = new.contiguous(), log_slope.contiguous()
-    here, beyond = torch.empty(n, dtype=torch.bool), torch.empty(n, dtype=torch.bool)
-    largest = torch.empty(n, dtype=torch.float64)
+    (here, beyond), largest = torch.empty(2, n, dtype=torch.bool), torch.empty(n, dtype=torch.float64)
     counts = rows.frontier, rows.sweeps, rows.evaluated, rows.status, rows.change
     sweep = _Sweep(
         *(n, length, dim, *(t.stride(0) for t in (*sequences, slopes))),

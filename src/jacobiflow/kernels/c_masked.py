@@ -62,7 +62,7 @@ class PackedNetwork:
 
     def __init__(self, lib: ctypes.CDLL, net: MaskedNetwork) -> None:
         self.lib, self.keep = lib, TensorPins()
-        self.sizes = [len(stage.weight) for stage in net.stages]
+        self.sizes = [len(stage.weight) + -len(stage.weight) % PANEL for stage in net.stages]  # padded
         ends = tuple(range(net.params, len(net.head) + 1, net.params))  # of the parameters of each position
         head = Stage(net.head, net.head_bias, len(net.stages), net.head_activated, None, ends)
         self.stages = (_Stage * (len(net.stages) + 1))(*(self._stage(stage, net) for stage in (*net.stages, head)))
@@ -127,9 +127,11 @@ class CMaskedEngine(CEngine):
         return replace(self, terms={i: t if len(t) == 1 else t[rows] for i, t in self.terms.items()})
 
     def new_cache(self, n: int) -> CUnits:
-        like = torch.empty(0, dtype=torch.float32, device="cpu")  # whatever torch's defaults are
-        nodes, active = ([like.new_zeros(n, size + -size % PANEL) for size in self.packed.sizes] for _ in range(2))
-        return CUnits(nodes, active, self.packed.net.length)
+        both = [torch.zeros(2, n, size, dtype=torch.float32, device="cpu").unbind() for size in self.packed.sizes]
+        return CUnits([node for node, _ in both], [active for _, active in both], self.packed.net.length)
+
+    def first(self, x: Tensor, cache: Cache | None) -> Tensor:
+        return self.params(x.float(), 0, 1, cache)  # it reads no x
 
     def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
         x, starts, net = in_rows(x), torch.as_tensor(start).contiguous(), self.packed.net
@@ -148,7 +150,7 @@ class CMaskedEngine(CEngine):
 
     def solve(self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None) -> None:
         net = self.packed.net
-        if cache is None or net.depth > DEEPEST or net.params > WIDEST:
+        if cache is None or net.depth > DEEPEST or net.params > WIDEST or z.dtype != torch.float32:
             super().solve(x, z, log_slope, start, stop, cache)
         elif len(x) and start < stop:
             assert isinstance(cache, CUnits)
@@ -158,6 +160,6 @@ class CMaskedEngine(CEngine):
                 *(z.data_ptr(), z.stride(0), slopes.data_ptr(), slopes.stride(0)),
                 *(*cache.addresses, *self.context, self.map.code, self.map.numbers, thread_count()),
             )
-            cache.stored = net.length if kept else min(cache.stored, start - 1)
+            cache.stored = net.length if kept else min(cache.stored, max(start - 1, 0))
             for ours, given in ((own, x), (slopes, log_slope)):
                 given.copy_(ours)  # nothing happens if they are the same

@@ -123,6 +123,9 @@ class CTransformerEngine(CEngine):
         depth, *rest = self.packed.cache_shape
         return CCache.empty((layers or depth, n, len(self.scale), *rest))
 
+    def first(self, x: Tensor, cache: Cache | None) -> Tensor:
+        return x.new_zeros(len(x), 1, self.packed.params, dtype=torch.float32)
+
     def params(self, x: Tensor, start: Start, width: int, cache: Cache | None) -> Tensor:
         assert cache is None or isinstance(cache, CCache)
         x, starts = in_rows(x), torch.as_tensor(start).contiguous()
@@ -134,9 +137,10 @@ class CTransformerEngine(CEngine):
         return theta
 
     def solve(self, x: Tensor, z: Tensor, log_slope: Tensor, start: int, stop: int, cache: Cache | None) -> None:
-        if cache is None:
-            super().solve(x, z, log_slope, start, stop, cache)
-        elif len(x) and start < stop:
+        if cache is None or start == 0:
+            super().solve(x, z, log_slope, start, stop if cache is None else min(stop, 1), cache)
+            start = max(start, 1)
+        if cache is not None and len(x) and start < stop:
             assert isinstance(cache, CCache)
             own, z, slopes = in_rows(x), in_rows(z), x.new_empty(len(x), stop - start)
             out = z.stride(0), slopes.data_ptr(), slopes.stride(0), self.map.code

@@ -99,8 +99,7 @@ class Running:
 
 def _flat(t: Tensor) -> Tensor:
     """The bytes of a tensor in the order of memory; a copy if they have gaps."""
-    order = sorted(range(t.ndim), key=t.stride, reverse=True)
-    return t.permute(order).contiguous().view(-1).view(torch.uint8)
+    return t.permute(sorted(range(t.ndim), key=t.stride, reverse=True)).contiguous().view(-1).view(torch.uint8)
 
 
 def _torch_sum(tensors: Sequence[Tensor]) -> Tensor:

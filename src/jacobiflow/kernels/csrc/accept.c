@@ -2,6 +2,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 enum { CONVERGED = 1, SWEEP_LIMIT = 3 }; /* ranks of Status; Python checks them when the library is loaded */
 const long jf_ranks[2] = {CONVERGED, SWEEP_LIMIT};
@@ -36,9 +37,10 @@ typedef struct {
     Found found;
 } Sweep;
 
-/* The largest change of a position [dim], NaN if it is not finite, and whether it stands still. */
+/* The largest change of a position [dim], NaN if it is not finite, and whether it stands still. Changes up to `least`,
+ * if that is not negative, are not measured. */
 static float measure(const Rule *rule, long dim, const float *now, const float *seen, const float *z, const float *slope,
-                     int *still) {
+                     float least, int *still) {
     float most = 0;
     *still = 1;
     for (long j = 0; j < dim; j++) {
@@ -47,6 +49,7 @@ static float measure(const Rule *rule, long dim, const float *now, const float *
             *still = 0;
             return NAN;
         }
+        if (d <= (rule->relative ? least * size : least)) continue; /* the exponential would take most of the time */
         if (rule->relative) {
             if (d > rule->rounding * size || d > rule->tol * size) { /* else |x| alone decides */
                 float reach = fabsf(z[j]) * expf(slope[j]);
@@ -72,16 +75,18 @@ static void accept_row(const Rows *rows, const Rule *rule, Found *found, long i,
     uint8_t still[count];
     float *seen = rows->seen + i * rows->seen_row, *answer = rows->answer + i * rows->answer_row;
     const float *z = rows->z + i * rows->z_row, *guess = rows->guess + i * rows->guess_row;
-    int all_small = low + batch_width >= length;
+    int all_small = low + batch_width >= length, decided = 0; /* whether later positions count as the largest only */
     double largest = 0;
     found->here[i] = found->beyond[i] = 0;
     for (long k = 0; k < count; k++) {
         long t = low + k, at = (t - first) * dim;
         int stands;
-        changes[k] = measure(rule, dim, now + at, seen + t * dim, z + t * dim, slope + at, &stands);
+        changes[k] = measure(rule, dim, now + at, seen + t * dim, z + t * dim, slope + at,
+                             decided ? (float)largest : -1, &stands);
         still[k] = (uint8_t)stands;
         all_small &= stands || changes[k] <= rule->tol;
         if (changes[k] > largest) largest = changes[k];
+        decided |= !stands && (rule->whole ? !all_small : !(changes[k] <= rule->tol));
         if (isnan(changes[k])) *(k ? found->beyond + i : found->here + i) = 1;
     }
     if (found->here[i]) found->beyond[i] = 0;
@@ -93,19 +98,20 @@ static void accept_row(const Rows *rows, const Rule *rule, Found *found, long i,
     loose = first_loose < advance - 1;
     for (long k = 0; loose && k < run; k++)
         if (changes[k] > rows->change[i]) rows->change[i] = changes[k];
-    for (long k = 0; k < count; k++) {
-        long t = low + k, at = (t - first) * dim;
-        int finite = !isnan(changes[k]);
-        float total = 0;
-        for (long j = 0; j < dim; j++) {
-            total += slope[at + j];
-            if (finite) answer[t * dim + j] = now[at + j];
-            if (!finite)
-                seen[t * dim + j] = guess[t * dim + j];
-            else if (k >= advance - 1)
-                seen[t * dim + j] = now[at + j];
+    for (long k = 0, to; k < count; k = to) { /* a stretch of positions that are finite, or are not */
+        int lost = isnan(changes[k]) != 0;
+        for (to = k + 1; to < count && (isnan(changes[to]) != 0) == lost;) to++;
+        long from = lost || k >= advance ? k : advance - 1 < to ? advance - 1 : to;
+        const float *given = lost ? guess + low * dim : now + (low - first) * dim;
+        memcpy(seen + (low + from) * dim, given + from * dim, (to - from) * dim * sizeof(float));
+        if (lost) continue;
+        memcpy(answer + (low + k) * dim, given + k * dim, (to - k) * dim * sizeof(float));
+        for (long j = k; j < to; j++) {
+            const float *each = slope + (low + j - first) * dim;
+            float total = each[0];
+            for (long d = 1; d < dim; d++) total += each[d];
+            rows->log_slope[i * rows->log_slope_row + low + j] = total;
         }
-        if (finite) rows->log_slope[i * rows->log_slope_row + t] = total;
     }
     found->largest[i] = largest;
     rows->evaluated[i] += count + (cached ? 0 : low - 1);
