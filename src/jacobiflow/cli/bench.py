@@ -76,18 +76,9 @@ def main(argv: Sequence[str]) -> int:
     z = flow.noise(max(args.batch), args.decoding.seed)
     note(f"timing {counted(len(plans), 'plan')}: this stops repeating after {args.seconds:g} s")
     with steps("timing") as show_step:
-        rows, outs = compare(
-            flow,
-            z,
-            plans,
-            args.batch,
-            repeats=args.repeats,
-            budget=args.seconds,
-            backend=backend,
-            options=options,
-            condition=lambda n: {"labels": labels_in_turn(cycle, range(n))},
-            progress=show_step,
-        )
+        given: dict[str, Any] = {"repeats": args.repeats, "budget": args.seconds, "backend": backend}
+        given |= {"options": options, "condition": lambda n: {"labels": labels_in_turn(cycle, range(n))}}
+        rows, outs = compare(flow, z, plans, args.batch, progress=show_step, **given)
     (args.out / "bench.png").unlink(missing_ok=True)  # of an earlier run
     machine, threads = processor_name(z.device), torch.get_num_threads()
     setting = f"{machine}, {counted(threads, 'thread')}, torch {torch.__version__}"
@@ -100,8 +91,8 @@ def main(argv: Sequence[str]) -> int:
     doc |= {"versions": {"jacobiflow": __version__, "torch": torch.__version__}}
     fewest, most = min(row.runs for row in rows), max(row.runs for row in rows)
     medians = f"{fewest} to " * (fewest < most) + counted(most, "alternating run")
-    files = FILES[: 1 + (flow.image_shape is not None)]
-    text = f"{show(rows)}\n\nmedians of {medians} on\n{setting}\nwritten to {args.out}: {', '.join(files)}\n\n"
+    files = ", ".join(FILES[: 1 + (flow.image_shape is not None)])
+    text = f"{show(rows)}\n\nmedians of {medians} on\n{setting}\nwritten to {args.out}: {files}\n\n"
     text += textwrap.fill(conclusion(rows, plans), terminal_width())
     cli.report(doc, text, as_json=args.json, file=args.out / "bench.json")
     worst = max(rows, key=lambda row: row.nonfinite)

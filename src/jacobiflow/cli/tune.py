@@ -64,8 +64,7 @@ def main(argv: Sequence[str]) -> None:
     doc = plan.about | {"model": args.flow.model, "out": str(args.out)}
     doc |= {"stored": stored and str(stored), "methods": [asdict(method) for method in plan]}
     kept = "" if stored is None else f"; plan auto uses what was measured, from\n  {stored}"
-    text = f"{show(plan)}\n\nwritten to {args.out}{kept}"
-    cli.report(doc, text, as_json=args.json)
+    cli.report(doc, f"{show(plan)}\n\nwritten to {args.out}{kept}", as_json=args.json)
 
 
 def show(plan: Plan) -> str:

@@ -85,21 +85,19 @@ def _in_parts(run: Callable[[Block, Tensor], Rows], block: Block, z: Tensor, mos
 
 def _decoded(block: Block, rows: Rows, method: Method, seconds: float) -> Decoded:
     """The result, in the order of the data: copies outside inference mode, which autograd may use."""
-    sweeps, evaluated, guess_sweeps = torch.stack((rows.sweeps, rows.evaluated, rows.guess_sweeps)).cpu()
+    counts = torch.stack((rows.sweeps, rows.evaluated, rows.guess_sweeps)).cpu()
     stats = BlockStats(
-        sweeps=sweeps,
-        evaluated=evaluated,
+        **dict(zip(("sweeps", "evaluated", "guess_sweeps"), counts, strict=True)),
         update=rows.change.clone().cpu(),
         status=tuple(map(STATUSES.__getitem__, rows.status.tolist())),
         seconds=seconds,
         backend=block.engine.name,
-        guess_sweeps=guess_sweeps,
         precision=method.precision,
     )
     x, slopes = rows.answer[:, : rows.length], rows.log_slope[:, : rows.length]
     if STATUSES[NONFINITE] in stats.status:  # no guess is returned as an answer
-        lost, known = (rows.status == NONFINITE)[:, None], rows.frontier[:, None]
-        unknown = lost & (torch.arange(rows.length, device=x.device) >= known)
+        beyond = torch.arange(rows.length, device=x.device) >= rows.frontier[:, None]
+        unknown = (rows.status == NONFINITE)[:, None] & beyond
         x, slopes = x.masked_fill(unknown[..., None], float("nan")), slopes.masked_fill(unknown, float("nan"))
     x = x.clone() if block.order is None else block.from_positions(x)
     return Decoded(x=x, log_det=slopes.sum(1), stats=Stats(blocks=(stats,), seconds=seconds, plan=Plan((method,))))

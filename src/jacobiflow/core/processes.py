@@ -96,10 +96,8 @@ class World:
 
     def patient_group(self) -> Any:
         """A group for `gather` whose processes may wait days for each other. All processes must call this."""
-        if self.size == 1:
-            return None
         with peers():
-            return dist.new_group(backend="gloo", timeout=timedelta(days=30))
+            return None if self.size == 1 else dist.new_group(backend="gloo", timeout=timedelta(days=30))
 
     def gather(self, mine: T, group: Any) -> list[T]:
         """The values of all processes, by rank. All processes wait for each other here."""

@@ -116,14 +116,13 @@ def _decode(flow: Flow, z: Tensor, name: str, **options: Any) -> Decoded:
     began = perf_counter()
     x = plain_tarflow(flow, z, options.get("labels"))
     x.sum().item()  # waits for the device
-    stats = Stats(blocks=(), seconds=perf_counter() - began)
-    return Decoded(x=x, log_det=x.new_full((len(x),), math.nan), stats=stats)
+    seconds, unknown = perf_counter() - began, x.new_full((len(x),), math.nan)
+    return Decoded(x=x, log_det=unknown, stats=Stats(blocks=(), seconds=seconds))
 
 
 def deviation(x: Tensor, exact: Tensor) -> dict[str, float]:
     """The largest and mean |x - exact| over finite numbers."""
-    off = (x - exact).abs().double()
-    off = off[off.isfinite()]
+    off = (x - exact).abs().double()[(x - exact).isfinite()]
     return {"largest": off.max().item() if len(off) else math.nan, "mean": off.mean().item()}
 
 

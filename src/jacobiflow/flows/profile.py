@@ -132,8 +132,7 @@ def measure_profile(
     notes = [f"{noises - count} of {noises} noises"] * (count < noises) + [f"{skipped} cells"] * bool(skipped)
     entry = Entry(guidance=guide, noises=count, blocks=tuple(found), left_out=", ".join(notes))
     known = flow.profile.entries if flow.profile and flow.profile.weights == flow.fingerprint() else ()
-    others = (e for e in known if e.guidance != guide)
-    flow.profile = Profile(weights=flow.fingerprint(), entries=(*others, entry))
+    flow.profile = Profile(weights=flow.fingerprint(), entries=(*(e for e in known if e.guidance != guide), entry))
     return entry
 
 

@@ -122,23 +122,11 @@ def tune(
     racers = [exact, *[t for t in others if t.deviation <= MARGIN * bound][:RACERS]]
     _race(racers, stack, z, batch, clock, step)
     best = min(racers, key=lambda t: t.seconds)
-    measured = {
-        "seconds": best.seconds,
-        "sequential_seconds": exact.seconds,
-        "speedup": exact.seconds / best.seconds,
-        "stable": agree(exact.times, best.times),
-        "predicted_speedup": exact.predicted / best.predicted,
-        "deviation": best.deviation,
-        "rows": rows,
-    }
-    setting = {
-        "machine": processor_name(z.device),
-        "device": z.device.type,
-        "threads": torch.get_num_threads(),
-        "batch": batch,
-        "guidance": asdict(guide),
-        "max_deviation": bound,
-    }
+    measured = {"seconds": best.seconds, "sequential_seconds": exact.seconds, "speedup": exact.seconds / best.seconds}
+    measured |= {"stable": agree(exact.times, best.times), "predicted_speedup": exact.predicted / best.predicted}
+    measured |= {"deviation": best.deviation, "rows": rows}
+    machine = {"machine": processor_name(z.device), "device": z.device.type, "threads": torch.get_num_threads()}
+    setting = machine | {"batch": batch, "guidance": asdict(guide), "max_deviation": bound}
     tried = [t.about(exact) for t in (exact, *others)]
     return Plan(best.plan.methods, about={"setting": setting, "measured": measured, "tried": tried})
 

@@ -286,16 +286,13 @@ class Loss(nn.Module):
         self.flow, self.tol, self.contrast = flow, tol, contrast
 
     def forward(self, x: Tensor, labels: Tensor | None, wrong: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The loss of a batch, and its mean z^2. wrong: labels [n], with which half of the batch is contrasted.
-
-        The contrast is -log(p(x | label) / (p(x | label) + p(x | wrong label))); dropped labels have none.
-        """
+        """The loss of a batch, and its mean z^2. In half of the batch, each label competes with a wrong one [n]."""
         if wrong is None or labels is None:
             return self.flow.training_loss(x, labels, self.tol)
         n, half = len(x), -(-len(x) // 2)
         enc = self.flow.encode(torch.cat((x, x[:half])), torch.cat((labels, wrong[:half])))
-        log_p = (standard_normal(enc.z) + enc.log_det).float()
-        apart = F.softplus(log_p[n:] - log_p[:half])
+        log_p = standard_normal(enc.z) + enc.log_det
+        apart = F.softplus(log_p[n:] - log_p[:half])  # -log(p(x | label) / (p(x | label) + p(x | wrong)))
         loss = -log_p[:n].mean() / math.prod(self.flow.data_shape)
         return loss + self.contrast * torch.where(labels[:half] < 0, 0, apart).mean(), enc.z[
             :n
