@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -239,11 +240,11 @@ def test_the_original_runs_where_it_is_as_fast(decoded: list[Any], monkeypatch: 
     def run(key: Any, ways: Any, *rest: Any) -> str:
         asked.append(key)
         won = patch.ORIGINAL if key[2] or key[1] < 4 else next(iter(ways))
-        patch._winners[key] = won
+        patch._kinds[key][1] = won
         return won
 
     monkeypatch.setattr(patch, "race", run)
-    monkeypatch.setattr(patch, "_winners", {})
+    monkeypatch.setattr(patch, "_kinds", defaultdict(lambda: [0, None]))
     model = jf.accelerate(affine())
     for n in (3, 3, 9, 15, 3):
         with torch.no_grad():
@@ -287,8 +288,7 @@ def test_the_race(
         return once
 
     monkeypatch.setattr(patch, "clock", lambda: now[0])
-    monkeypatch.setattr(patch, "_winners", {})
-    monkeypatch.setattr(patch, "_calls", {})
+    monkeypatch.setattr(patch, "_kinds", defaultdict(lambda: [0, None]))
     assert patch.winner("key") is None
     found = patch.race("key", {"ours": work("ours", ours)}, work("original", original), work("one pass", one_pass), 10)
     assert (found, count) == (won, runs)

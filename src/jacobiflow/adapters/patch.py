@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,8 @@ from jacobiflow.adapters.transform_spec import Declined, NothingToGain, State, T
 from jacobiflow.flows.weights import tensors_of
 
 ORIGINAL = "original"
-MARGIN = 1.2  # by which the original must be beaten: calling ours has a cost of its own
+MARGIN = 1.2  # by which the original must be beaten
+CALL_SECONDS = 5e-5  # of a call of ours beside its run, and of caches that are warmer when it is timed
 REPEATS, SHORT_SECONDS = 5, 0.01  # shorter runs are repeated, because noise decides them
 PATIENCE_SECONDS = 0.1  # originals that take longer are estimated from one pass
 AGAIN = (100, 10_000)  # calls after which it is measured again: weights may have changed meanwhile
@@ -28,8 +29,7 @@ AS_FAST = ("it is as fast", "it is as fast with gradients")
 FEW_PASSES = 2  # of an original inverse that leaves nothing to save
 
 Work = Callable[[], object]
-_winners: dict[Hashable, str] = {}
-_calls: dict[Hashable, int] = {}
+_kinds: defaultdict[Hashable, list[Any]] = defaultdict(lambda: [0, None])  # of calls: how many, and what has won
 clock = time.perf_counter
 
 
@@ -261,8 +261,9 @@ class FactoryPatch(Patch):
 
 def winner(key: Hashable) -> str | None:
     """The way that has won; None: it must be measured now."""
-    _calls[key] = _calls.get(key, 0) + 1
-    return None if _calls[key] in AGAIN else _winners.get(key)
+    kind = _kinds[key]
+    kind[0] += 1
+    return None if kind[0] in AGAIN else kind[1]
 
 
 def race(key: Hashable, ways: Mapping[str, Work], original: Work, one_pass: Work, passes: int) -> str:
@@ -277,8 +278,8 @@ def race(key: Hashable, ways: Mapping[str, Work], original: Work, one_pass: Work
         seconds = {name: _best(work, REPEATS) for name, work in ways.items()}
         theirs = _best(original, REPEATS) if theirs < PATIENCE_SECONDS else passes * _best(one_pass, REPEATS)
     ours = min(seconds, key=seconds.__getitem__)
-    _winners[key] = ours if MARGIN * seconds[ours] < theirs else ORIGINAL
-    return _winners[key]
+    _kinds[key][1] = won = ours if MARGIN * (seconds[ours] + CALL_SECONDS) < theirs else ORIGINAL
+    return won
 
 
 def _best(work: Work, repeats: int) -> float:

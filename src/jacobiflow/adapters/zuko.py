@@ -70,18 +70,17 @@ class Inverse(Patch):
             resolution=_resolution(module.univariate(*map(torch.zeros, shapes))),
         )
 
-    def install(self) -> None:
-        super().install()
-        setattr(self.owner, LOG_DET, self.log_det)
-
     def remove(self) -> None:
         super().remove()
-        delattr(self.owner, LOG_DET)
+        vars(self.owner).pop(LOG_DET, None)
 
     def __call__(self, y: Tensor) -> Tensor:
         (context,) = self.owner.meta.args
         self.solution = self.solved(y, context)
-        return self.original()(y) if self.solution is None else self.solution[0]
+        if self.solution is None:
+            return self.original()(y)  # type: ignore[no-any-return]
+        setattr(self.owner, LOG_DET, self.log_det)
+        return self.solution[0]
 
     def log_det(self, x: Tensor, y: Tensor) -> Tensor:
         """`transform.log_abs_det_jacobian(x, y)`, which is known if x was just solved for."""
